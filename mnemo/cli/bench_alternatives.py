@@ -110,7 +110,6 @@ def measure_here(name: str, conditions: Conditions) -> dict[str, Any]:
     from mnemo.cli.watching import watching
 
     with watching() as watcher:
-        watcher.unit = "byte"
         return measure_row(ROWS[name], conditions, watcher)
 
 

@@ -83,6 +83,9 @@ class _Sending(Unwatched):
     def __init__(self, sender: Connection) -> None:
         self._sender = sender
 
+    def started(self, unit: str) -> None:
+        self._sender.send(("started", (unit,)))
+
     def note(self, line: str) -> None:
         self._sender.send(("note", (line,)))
 

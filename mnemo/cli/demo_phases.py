@@ -85,7 +85,6 @@ class _Demo:
                 with self._phases.next():
                     self._compare(comparison)
             with self._phases.next(), watching() as watcher:
-                watcher.unit = "byte"
                 for fitted in byte_model.finish(watcher):
                     self._note(fitted)
         finally:
@@ -105,7 +104,6 @@ class _Demo:
             size = comparison.with_steps(size, fitted.steps)
         for name, recipe in comparison.recipes.items():
             with watching() as watcher:
-                watcher.unit = "byte"
                 outcome = comparison.train(self._args.out / name, recipe(size), Throttled(watcher))
             if outcome.signal is not None:
                 raise KeyboardInterrupt

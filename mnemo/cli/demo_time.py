@@ -9,14 +9,12 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnemo.cli.demo_training import Comparison, DemoSize
-from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe
-from mnemo.training import Monitor, Outcome, Status, Unwatched
+from mnemo.training import Forwarding, Monitor, Outcome, Status, Unwatched
 
 SECONDS_BETWEEN_REPORTS = 1.0
 MEASURED_STEPS = 5
@@ -27,26 +25,18 @@ FEWEST_STEPS = 10
 """Trained however slow the machine is, so that every model has a curve and a score."""
 
 
-class Throttled:
+class Throttled(Forwarding):
     """Forward to a monitor, progress lines at most once a second."""
 
     def __init__(self, monitor: Monitor) -> None:
-        self._monitor, self._forwarded = monitor, 0.0
-
-    def note(self, line: str) -> None:
-        self._monitor.note(line)
+        super().__init__(monitor)
+        self._forwarded = 0.0
 
     def trained(self, status: Status) -> None:
         now = time.monotonic()
         if now - self._forwarded >= SECONDS_BETWEEN_REPORTS or status.step == status.steps:
             self._forwarded = now
-            self._monitor.trained(status)
-
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self._monitor.evaluated(step, loss, is_best)
-
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self._monitor.show(label, total, unit=unit)
+            super().trained(status)
 
 
 class Stopwatch(Unwatched):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +13,7 @@ from mnemo.cli import EXIT_INTERRUPTED, console
 from mnemo.cli.console import format_time
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.cli.sweep import Args
-from mnemo.cli.watching import Watcher, watching
+from mnemo.cli.watching import watching
 from mnemo.config import from_json, to_json
 from mnemo.data.prepare import load
 from mnemo.errors import CheckFailed, MnemoError, plural
@@ -25,7 +24,6 @@ from mnemo.papers.pages import verdicts_json
 from mnemo.papers.runner import Ran, run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, load_grid, save_grid
 from mnemo.papers.sweep import BUDGET, Sweep
-from mnemo.progress import Advance
 from mnemo.recipes.memories import memory_recipe
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_lengths
@@ -33,7 +31,7 @@ from mnemo.report.experiment_page import write_experiment
 from mnemo.report.findings import ANSWERS
 from mnemo.storage.overrides import differences
 from mnemo.storage.run_folder import locked
-from mnemo.training import Status
+from mnemo.training import Forwarding, Monitor, Status
 from mnemo.training.training_speed import training_speed
 
 if TYPE_CHECKING:
@@ -68,7 +66,6 @@ def sweep(args: Args, memories: Sequence[str], name: str, text: OwnText | None, 
     with locked(folder):  # two commands would skip the cells of each other and report them as failed
         write_json(folder / SWEEP, {"recipe": to_json(settle_lengths(args.recipe)), "command": command})
         with watching() as watcher:
-            watcher.unit = corpus.tokenizer.unit
             ran = _run(planned, folder, args.recipe.train.device, watcher)
         return _finish(planned, ran, folder, args.json)
 
@@ -90,7 +87,7 @@ def _check_folder(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def _run(planned: Sweep, folder: Path, device: str, watcher: Watcher) -> Ran:
+def _run(planned: Sweep, folder: Path, device: str, watcher: Monitor) -> Ran:
     monitor = SweepMonitor(planned, folder, watcher)
 
     def announce(line: str) -> None:
@@ -109,11 +106,12 @@ def _run(planned: Sweep, folder: Path, device: str, watcher: Watcher) -> Ran:
     )
 
 
-class SweepMonitor:
+class SweepMonitor(Forwarding):
     """Shows the run of a cell, with the time left for the whole sweep in place of that of the run."""
 
-    def __init__(self, planned: Sweep, folder: Path, watcher: Watcher) -> None:
-        self._planned, self._folder, self._watcher = planned, folder, watcher
+    def __init__(self, planned: Sweep, folder: Path, watcher: Monitor) -> None:
+        super().__init__(watcher)
+        self._planned, self._folder = planned, folder
         self._seconds: list[float] = []
         self._num_left = 0
         self._guess = 0.0
@@ -129,20 +127,11 @@ class SweepMonitor:
         """Estimated seconds of all cells without a result; None before the first result."""
         return fmean(self._seconds) * self._num_left if self._seconds else None
 
-    def note(self, line: str) -> None:
-        self._watcher.note(line)
-
     def trained(self, status: Status) -> None:
         if status.step < status.steps:
             self._guess = status.seconds_left / (1 - status.step / status.steps)
         others = max(0, self._num_left - 1) * (fmean(self._seconds) if self._seconds else self._guess)
-        self._watcher.trained(status._replace(seconds_left=status.seconds_left + others))
-
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self._watcher.evaluated(step, loss, is_best)
-
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self._watcher.show(label, total, unit=unit)
+        super().trained(status._replace(seconds_left=status.seconds_left + others))
 
 
 def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:

@@ -55,9 +55,9 @@ import tyro
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.arguments import refuse_unknown
 from mnemo.cli.console import print_json
-from mnemo.cli.run_arguments import BITS_PER_SYMBOL, require_corpus
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL, format_loss, require_corpus
 from mnemo.cli.train_start import Start, find_start, take_given
-from mnemo.cli.watching import Watcher, format_loss, watching
+from mnemo.cli.watching import watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import format_presets
@@ -65,7 +65,7 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.start import starting
 from mnemo.storage.overrides import Rates, differences
 from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
-from mnemo.training import Unwatched
+from mnemo.training import Monitor, Unwatched
 from mnemo.training.changeable_fields import refuse
 from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
@@ -236,12 +236,8 @@ def _require_corpus(recipe: Recipe) -> None:
         require_corpus(recipe.data.corpus)
 
 
-def _watching() -> AbstractContextManager[Watcher]:
-    return watching() if is_main() else nullcontext(_Silent())
-
-
-class _Silent(Unwatched):
-    unit = ""
+def _watching() -> AbstractContextManager[Monitor]:
+    return watching() if is_main() else nullcontext(Unwatched())
 
 
 @contextmanager
@@ -269,7 +265,7 @@ def _try_to_make(folder: Path) -> bool:
 
 def _run(
     folder: Path,
-    watcher: Watcher,
+    watcher: Monitor,
     args: NewRun | Resume,
     world: AnyWorld,
     changes: dict[str, Any] | None = None,
@@ -278,7 +274,7 @@ def _run(
     from mnemo.training import train
 
     header = load_header(folder)
-    watcher.unit = str(header.corpus.get("unit"))
+    unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
     outcome = train(folder, monitor=watcher, tracker=tracker, world=world, overrides=changes, rates=rates)
     if outcome.signal is not None:
@@ -289,11 +285,11 @@ def _run(
     if outcome.early_end is not None:
         watcher.note(outcome.early_end)
     if args.json:
-        print_json(_summary(outcome, watcher.unit))
+        print_json(_summary(outcome, unit))
         return 0
     if outcome.best is not None:
         step, loss = outcome.best
-        print(f"best: {format_loss(loss, watcher.unit)} on valid, after step {step:,} of {outcome.step:,}")
+        print(f"best: {format_loss(loss, unit)} on valid, after step {step:,} of {outcome.step:,}")
     print(_next_commands(folder, header.preset))
     return 0
 

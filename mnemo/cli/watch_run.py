@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.cli import console
+from mnemo.cli.run_arguments import format_loss
 from mnemo.cli.watch import Args
-from mnemo.cli.watching import format_evaluation, format_loss, format_status
+from mnemo.cli.watching import format_evaluation, format_status
 from mnemo.report.run_curves import terminal_curves
 from mnemo.report.run_status import status
 from mnemo.report.runs import Run, read_run
@@ -61,8 +62,8 @@ def headline(found: Run, training: bool) -> str:
     best = "" if found.best is None else f", best valid {format_loss(found.best.loss, _unit(found))}"
     if training:
         return f"{found.name}: {format_status(now, _unit(found))}{best}"
-    end = "finished" if now.step >= now.steps else "not training"
-    return f"{found.name}: {end} at step {now.step:,} of {now.steps:,}, {format_loss(now.loss, _unit(found))}{best}"
+    end, loss = "finished" if now.step >= now.steps else "not training", format_loss(found.train[-1].loss, _unit(found))
+    return f"{found.name}: {end} at step {now.step:,} of {now.steps:,}, {loss}{best}"
 
 
 def _answer(found: Run, folder: Path) -> dict[str, Any]:

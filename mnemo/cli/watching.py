@@ -6,23 +6,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
-from mnemo.cli import console
 from mnemo.cli.console import format_count, format_time
+from mnemo.cli.run_arguments import format_loss
 from mnemo.progress import Advance
 from mnemo.training import Monitor, Status
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Watcher(Monitor, Protocol):
-    unit: str
-    """Unit of a token: losses of bytes and characters are shown in bits, others as perplexity."""
-
-
 @contextmanager
-def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
+def watching(stream: TextIO | None = None) -> Iterator[Monitor]:
     """Show a live line on a terminal; elsewhere a plain line every time metrics are written.
 
     Nothing is shown any more once the output is gone, for example with a closed terminal; the run goes on and saves.
@@ -70,14 +65,10 @@ class LosableOutput:
         return self._stream.encoding
 
 
-def format_loss(nats: float, unit: str) -> str:
-    return console.format_loss(nats, in_bits=unit in ("byte", "char"))
-
-
 def format_status(status: Status, unit: str) -> str:
     parts = (
         f"{status.step:,}/{status.steps:,}",
-        format_loss(status.loss, unit),
+        *(() if status.loss is None else (format_loss(status.loss, unit),)),
         f"lr {status.lr:.2e}",
         f"{status.tokens_per_second:,.0f} tokens/s",
         f"{format_time(status.seconds_left)} left",
@@ -91,18 +82,21 @@ def format_evaluation(step: int, loss: float, is_best: bool, unit: str) -> str:
 
 class _Lines:
     def __init__(self, output: LosableOutput) -> None:
-        self.unit = ""
+        self._unit = ""
         self._output = output
+
+    def started(self, unit: str) -> None:
+        self._unit = unit
 
     def note(self, line: str) -> None:
         self._output.write(line + "\n")
         self._output.flush()
 
     def trained(self, status: Status) -> None:
-        self.note("step " + format_status(status, self.unit))
+        self.note("step " + format_status(status, self._unit))
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self.note(format_evaluation(step, loss, is_best, self.unit))
+        self.note(format_evaluation(step, loss, is_best, self._unit))
 
     @contextmanager
     def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
@@ -126,9 +120,12 @@ class _SlowWork:
 
 class _Live:
     def __init__(self, bars: Any) -> None:
-        self.unit = ""
+        self._unit = ""
         self._bars = bars
         self._training: Any = None
+
+    def started(self, unit: str) -> None:
+        self._unit = unit
 
     def note(self, line: str) -> None:
         self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -136,10 +133,10 @@ class _Live:
     def trained(self, status: Status) -> None:
         if self._training is None:
             self._training = self._bars.add_task("training", total=status.steps, text="")
-        self._bars.update(self._training, completed=status.step, text=format_status(status, self.unit))
+        self._bars.update(self._training, completed=status.step, text=format_status(status, self._unit))
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self.note(format_evaluation(step, loss, is_best, self.unit))
+        self.note(format_evaluation(step, loss, is_best, self._unit))
 
     @contextmanager
     def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mnemo.lazy import lazy_names
-from mnemo.training.monitor import Monitor, Status, Unwatched
+from mnemo.training.monitor import Forwarding, Monitor, Status, Unwatched
 
 if TYPE_CHECKING:
     from mnemo.training.create_and_train import create_run, train
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Data",
     "Diverged",
+    "Forwarding",
     "Monitor",
     "Outcome",
     "Scored",

@@ -111,6 +111,7 @@ def train(
     if world.rank:
         monitor, tracker = None, None
     monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    monitor.started(str(header.corpus.get("unit")))
     if overrides:
         header = _override(folder, header, overrides, rates, world, monitor)
     world.together(lambda: _check_run(folder, header, world))

@@ -13,8 +13,8 @@ class Status(NamedTuple):
 
     step: int
     steps: int
-    loss: float
-    """Nats per token since the last line"""
+    loss: float | None
+    """Nats per token since the last line; None between lines of metrics, when it is still on the device"""
     lr: float
     tokens_per_second: float
     seconds_left: float
@@ -22,6 +22,9 @@ class Status(NamedTuple):
 
 class Monitor(Protocol):
     """Receives what happens in a run, for example to print it."""
+
+    def started(self, unit: str) -> None:
+        """A run starts whose tokens have this unit: losses of some units are shown in bits."""
 
     def note(self, line: str) -> None: ...
     def trained(self, status: Status) -> None: ...
@@ -31,6 +34,9 @@ class Monitor(Protocol):
 
 class Unwatched:
     """A monitor that shows nothing."""
+
+    def started(self, unit: str) -> None:
+        pass
 
     def note(self, line: str) -> None:
         pass
@@ -43,3 +49,25 @@ class Unwatched:
 
     def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
         return silent(label, total, unit=unit)
+
+
+class Forwarding:
+    """A monitor that passes everything on to another one; derived ones change or keep some of it."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.watcher = monitor
+
+    def started(self, unit: str) -> None:
+        self.watcher.started(unit)
+
+    def note(self, line: str) -> None:
+        self.watcher.note(line)
+
+    def trained(self, status: Status) -> None:
+        self.watcher.trained(status)
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        self.watcher.evaluated(step, loss, is_best)
+
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
+        return self.watcher.show(label, total, unit=unit)

@@ -26,6 +26,8 @@ from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 
 TIMING = "timing.jsonl"
+QUIET_SECONDS = 30.0
+"""After which progress is shown before a line of metrics is due."""
 
 
 def training_seconds(path: Path, tokens: int) -> float:
@@ -43,7 +45,7 @@ class Clock:
         """`seconds` and `step`: the time and updates of the run so far."""
         now = time.monotonic()
         self._zero, self._first_step, self._start = now - seconds, step, now
-        self._mark, self._tokens = now, 0
+        self._mark, self._tokens, self._updates = now, 0, 0
 
     def total(self) -> float:
         return time.monotonic() - self._zero
@@ -57,18 +59,26 @@ class Clock:
 
     def count(self, tokens: int) -> None:
         self._tokens += tokens
+        self._updates += 1
+
+    def rate(self) -> float:
+        """Tokens per second since the last lap."""
+        return self._tokens / max(1e-9, time.monotonic() - self._mark)
 
     def lap(self) -> float:
-        """Tokens per second since the last lap."""
-        now = time.monotonic()
-        rate = self._tokens / max(1e-9, now - self._mark)
-        self._mark, self._tokens = now, 0
+        """The same, and begin the next lap."""
+        rate = self.rate()
+        self._mark, self._tokens, self._updates = time.monotonic(), 0, 0
         return rate
 
     def left(self, step: int, steps: int) -> float:
         """Estimated seconds until the last step."""
         done = max(1, step - self._first_step)
         return (time.monotonic() - self._start) / done * (steps - step)
+
+    def left_at_this_rate(self, num_steps: int) -> float:
+        """Estimated seconds of further updates, by those of this lap."""
+        return (time.monotonic() - self._mark) / max(1, self._updates) * num_steps
 
 
 class PendingStep(NamedTuple):
@@ -98,6 +108,7 @@ class TrainingLog:
         self.metrics, self.timing, self.config, self.world = metrics, timing, config, world
         self.monitor, self.tracker, self.clock, self.watch = monitor, tracker, clock, watch
         self.pending: list[PendingStep] = []
+        self._shown = time.monotonic()
 
     @staticmethod
     @contextmanager
@@ -159,8 +170,12 @@ class TrainingLog:
 
     def end_step(self, progress: Progress, lr: float) -> Progress:
         """Write a line of metrics after a step, if one is due."""
-        is_due = progress.step % self.config.log_every == 0 or progress.step == self.config.steps
-        return self._write_interval(progress, lr) if is_due else progress
+        if progress.step % self.config.log_every == 0 or progress.step == self.config.steps:
+            return self._write_interval(progress, lr)
+        if time.monotonic() - self._shown > QUIET_SECONDS:
+            left = self.clock.left_at_this_rate(self.config.steps - progress.step)
+            self._trained(Status(progress.step, self.config.steps, None, lr, self.clock.rate(), left))
+        return progress
 
     def _write_interval(self, progress: Progress, lr: float) -> Progress:
         """Write the steps since the last line, if there are any."""
@@ -184,7 +199,11 @@ class TrainingLog:
             why = f"nothing learned since the last line: {progress.skipped:,} steps skipped so far"
             self.monitor.note(f"step {step:,}/{steps:,}  {why}")
         else:
-            self.monitor.trained(Status(step, steps, loss, lr, rate, self.clock.left(step, steps)))
+            self._trained(Status(step, steps, loss, lr, rate, self.clock.left(step, steps)))
+
+    def _trained(self, status: Status) -> None:
+        self._shown = time.monotonic()
+        self.monitor.trained(status)
 
     def write(self, split: str, step: int, values: dict[str, float | None]) -> None:
         """Write one line of metrics."""

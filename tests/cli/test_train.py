@@ -16,6 +16,7 @@ from helpers.toy_runs import metrics, toy
 
 from mnemo import cli
 from mnemo.cli import overrides, watching
+from mnemo.cli.run_arguments import format_loss
 from mnemo.cli.train import NewRun
 from mnemo.data import corpus as corpora
 from mnemo.errors import MnemoError
@@ -218,19 +219,22 @@ def test_metrics_go_to_a_tracker_too(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_losses_are_bits_or_perplexities() -> None:
-    assert watching.format_loss(0.6931471805599453, "byte") == "1.0000 bpc"
-    assert watching.format_loss(0.6931471805599453, "word") == "2.00 ppl"
+    assert format_loss(0.6931471805599453, "byte") == "1.0000 bpc"
+    assert format_loss(0.6931471805599453, "symbol") == "1.0000 bpc"
+    assert format_loss(0.6931471805599453, "word") == "2.00 ppl"
     status = Status(1200, 4000, 2.0, 2.5e-4, 12345.6, 125.0)
     assert watching.format_status(status, "char") == (
         "1,200/4,000  2.8854 bpc  lr 2.50e-04  12,346 tokens/s  2m05s left"
     )
+    between = status._replace(loss=None)
+    assert watching.format_status(between, "char") == "1,200/4,000  lr 2.50e-04  12,346 tokens/s  2m05s left"
 
 
 def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
     with watching.watching(stream) as watcher:
-        watcher.unit = "byte"
+        watcher.started("byte")
         watcher.note("run: [runs/x]")
         watcher.trained(Status(5, 10, 1.0, 0.1, 100.0, 3.0))
         with watcher.show("scoring valid", 4, unit="tokens") as bar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -398,6 +399,7 @@ def test_a_corpus_that_is_not_the_published_one_is_named(
     assert cli.main(toy_command(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "not the published corpus: text8: " in said and "has 4,000 bytes, the published one 100,000,000" in said
+    assert re.search(r"step 2/2  \d\.\d+ bpc", said)  # as the results
 
 
 def test_one_cell_reads_others_from_a_copied_file_of_results(

@@ -29,7 +29,7 @@ from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import weights
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import load_header
-from mnemo.training import Diverged, Unwatched, create_run, precision, train
+from mnemo.training import Diverged, Status, Unwatched, create_run, precision, train, training_log
 from mnemo.training.data import open_data
 from mnemo.training.optimizers import learning_rate
 
@@ -157,6 +157,31 @@ def test_segments_that_vary_take_the_learning_rate_along(tmp_path: Path) -> None
     lengths = [(after - before) / 3 for before, after in zip(tokens, tokens[1:], strict=False)]
     assert len(set(lengths)) > 3
     assert [line["lr"] for line in found] == pytest.approx([0.01 * length / 8 for length in lengths])
+
+
+class Shown(Unwatched):
+    def __init__(self) -> None:
+        self.units: list[str] = []
+        self.steps: list[tuple[int, bool]] = []
+
+    def started(self, unit: str) -> None:
+        self.units.append(unit)
+
+    def trained(self, status: Status) -> None:
+        assert status.tokens_per_second > 0 and 0 <= status.seconds_left < 60
+        self.steps.append((status.step, status.loss is not None))
+
+
+def test_slow_steps_are_shown_before_a_line_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their loss, which would have to be fetched from the device; the metrics stay as they are."""
+    wanted = recipe(log_every=4)
+    run(tmp_path / "quick", of=wanted, monitor=(quick := Shown()))
+    monkeypatch.setattr(training_log, "QUIET_SECONDS", -1.0)
+    run(tmp_path / "slow", of=wanted, monitor=(slow := Shown()))
+    steps = range(1, wanted.train.steps + 1)
+    assert slow.steps == [(step, step % 4 == 0 or step == len(steps)) for step in steps]
+    assert quick.steps == [each for each in slow.steps if each[1]] and quick.units == ["char"]
+    assert metrics(tmp_path / "slow") == metrics(tmp_path / "quick")
 
 
 @pytest.mark.parametrize("kind", ["uniform", "ema"])

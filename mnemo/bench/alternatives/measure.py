@@ -12,7 +12,6 @@ import math
 import shutil
 import statistics
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,14 +34,13 @@ from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
-from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import METRICS, load_header
 from mnemo.storage.weights import pick_device
 from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, open_data
-from mnemo.training.monitor import Monitor, Status
+from mnemo.training.monitor import Forwarding, Monitor
 from mnemo.training.precision import autocast
 from mnemo.training.training_log import TIMING, training_seconds
 from mnemo.units import bits
@@ -109,24 +107,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-class Noted:
+class Noted(Forwarding):
     """A monitor that keeps the notes of a run."""
 
     def __init__(self, monitor: Monitor) -> None:
-        self._monitor, self.notes = monitor, list[str]()
+        super().__init__(monitor)
+        self.notes = list[str]()
 
     def note(self, line: str) -> None:
         self.notes.append(line)
-        self._monitor.note(line)
-
-    def trained(self, status: Status) -> None:
-        self._monitor.trained(status)
-
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self._monitor.evaluated(step, loss, is_best)
-
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self._monitor.show(label, total, unit=unit)
+        super().note(line)
 
 
 class Measurement:
