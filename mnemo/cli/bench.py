@@ -69,11 +69,15 @@ class Args:
     only try the command."""
     seconds: float | None = None
     """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450."""
-    runs: Path = Path("runs/alternatives")
-    """With --alternatives: folder of the runs and of a JSON file for each row."""
+    runs: Path | None = None
+    """With --alternatives: folder of the runs and of a JSON file for each row; if unset, runs/alternatives, and
+    runs/alternatives-trial for tiny models and other --seconds than 450."""
     only_speed: bool = False
     """With --alternatives: measure how fast the rows train, which sets their numbers of steps and fills the caches of
     compilers; the same command without this option then trains them."""
+    few_warps: bool = False
+    """With --alternatives: leave out variants of flash-linear-attention's kernels with more than two warps, which
+    compilers have broken on some GPUs; slower."""
     merge: bool = False
     """With --alternatives: measure nothing, and put the rows in --runs together."""
     commit: str | None = None
@@ -98,8 +102,10 @@ def run(args: Args) -> int:
         raise MnemoError("threads and repetitions must be positive")
     if args.out is not None and not args.out.parent.is_dir():
         raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
-    if not args.alternatives and (args.seconds is not None or args.only_speed or args.merge):
-        raise MnemoError("--seconds, --only-speed and --merge need --alternatives")
+    if not args.alternatives and (args.seconds is not None or args.only_speed or args.few_warps or args.merge):
+        raise MnemoError("--seconds, --only-speed, --few-warps and --merge need --alternatives")
+    if args.merge and (args.only_speed or args.few_warps or args.what is not None):
+        raise MnemoError("--merge measures nothing: leave --what, --only-speed and --few-warps out")
     if args.serving is not None:
         return _serving(args, args.serving)
     if args.http is not None:
@@ -167,6 +173,7 @@ def _alternatives(args: Args) -> int:
         seconds=args.seconds,
         commit=args.commit,
         only_speed=args.only_speed,
+        few_warps=args.few_warps,
         out=args.out,
         json=args.json,
     )

@@ -19,16 +19,19 @@ from mnemo.files.json_file import write_json
 if TYPE_CHECKING:
     from mnemo.bench.alternatives.measure import Conditions
 
+RUNS, TRIALS = Path("runs/alternatives"), Path("runs/alternatives-trial")
 TINY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    folder: Path
+    folder: Path | None
+    """If unset, `RUNS`, or `TRIALS` for tiny models and other training times."""
     device: str
     seconds: float | None
     commit: str | None
     only_speed: bool
+    few_warps: bool
     out: Path | None
     json: bool
 
@@ -52,9 +55,8 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
         measure_here(rows[0].name, conditions)
     failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []
     if len(failed) < len(rows):
-        _show(
-            collect(options.folder, {"seconds_aimed": conditions.seconds, "miniature": conditions.miniature}), options
-        )
+        planned = {"seconds_aimed": conditions.seconds, "miniature": conditions.miniature}
+        _show(collect(conditions.folder, planned), options)
     if failed:
         raise CheckFailed(f"not measured: {', '.join(failed)}")
     return 0
@@ -62,7 +64,7 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
 
 def merge(options: Options) -> int:
     """Put the results of all rows together."""
-    _show(collect(options.folder), options)
+    _show(collect(options.folder or RUNS), options)
     return 0
 
 
@@ -95,12 +97,13 @@ def _conditions(options: Options) -> Conditions:
         print("without a GPU, tiny models try the command: these numbers say nothing", file=sys.stderr)
     seconds = options.seconds or (TINY_SECONDS if miniature else SECONDS)
     return Conditions(
-        folder=options.folder,
+        folder=options.folder or (TRIALS if miniature or seconds != SECONDS else RUNS),
         device=str(device),
         seconds=seconds,
         miniature=miniature,
         commit=options.commit,
         only_speed=options.only_speed,
+        few_warps=options.few_warps,
     )
 
 

@@ -11,6 +11,7 @@ convolution.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ LARGEST_ERROR = 0.1
 """Of a tensor, as a share of its norm; rounding to bf16 gives about a hundredth."""
 TINY = 1e-6
 """Added to squared norms of queries and keys, as in the library."""
+OTHERS = "--few-warps leaves out those variants of its kernels that compilers have broken on some GPUs"
+SCALE = 0.1
+"""Of the rows that a block reads: what it adds to them is not lost in their rounding."""
 OUTPUT = "output"
 
 
@@ -86,28 +90,45 @@ def _log_decay(mixer: Any, x: Tensor, config: GatedDelta) -> Tensor:
     return -mixer.A_log.exp()[:, None] * steps
 
 
-def block_errors(
-    config: GatedDelta, dim: int, batch: int, length: int, device: torch.device, autocast: AbstractContextManager[Any]
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class Checked:
+    """A block, and the sizes and types in which its kernels are compared with plain PyTorch.
+
+    They should be those of the training, because the library tunes and compiles its kernels by them.
+    """
+
+    config: GatedDelta
+    dim: int
+    batch: int
+    length: int
+    device: torch.device
+    dtype: torch.dtype
+    """Of the rows between blocks, in which the convolutions keep their inputs, too."""
+    autocast: AbstractContextManager[Any]
+
+
+def block_errors(checked: Checked) -> dict[str, float]:
     """Errors of what a block adds to its input, of its next state and of all gradients, as shares of their norms.
 
-    The sizes should be those of the training, because the library tunes its kernels by them. Output and state are
-    compared for all rows. Only the first row has a gradient: autograd keeps every matrix of the slow version.
+    Output and state are compared for all rows. Only the first row has a gradient: autograd keeps every matrix of the
+    slow version, which computes in float32.
     """
-    stage = GatedDeltaStage(config, dim, nn.Identity()).to(device)
-    x = torch.randn(batch, length, dim, device=device)
-    state = GatedDeltaState(*(torch.randn_like(part) for part in stage.init(batch, 0, x)))
+    stage = GatedDeltaStage(checked.config, checked.dim, nn.Identity()).to(checked.device)
+    x = SCALE * torch.randn(checked.batch, checked.length, checked.dim, device=checked.device)
+    x = x.to(checked.dtype)
+    state = GatedDeltaState(*(torch.randn_like(part) for part in stage.init(checked.batch, 0, x)))
     upstream = torch.zeros_like(x)
     upstream[0].normal_()
-    with autocast:
+    with checked.autocast:
         out, after = stage.read(x.requires_grad_(), state)
     found = _gradients(stage, out - x, x, upstream)
-    first = x[:1].detach().requires_grad_()
-    begin = GatedDeltaState(*(part[:1] for part in state))
-    wanted = _gradients(stage, plain_block(stage, first, begin)[0] - first, first, upstream[:1])
+    first = x[:1].detach().float().requires_grad_()
+    begin = GatedDeltaState(*(part[:1].float() for part in state))
+    wanted = _gradients(stage, plain_block(stage, first, begin)[0] - first, first, upstream[:1].float())
     with torch.no_grad():
-        right, ended = plain_block(stage, x, state)
-    errors = {OUTPUT: _error(out - x, right - x)}
+        exact = x.float()
+        right, ended = plain_block(stage, exact, GatedDeltaState(*(part.float() for part in state)))
+    errors = {OUTPUT: _error(out - exact, right - exact)}
     errors |= {f"state, {name}": _error(getattr(after, name), getattr(ended, name)) for name in state._fields}
     return errors | {f"gradient, {name}": _error(found[name], value) for name, value in wanted.items()}
 
@@ -123,20 +144,18 @@ def _error(found: Tensor, wanted: Tensor) -> float:
     return ((found.float() - wanted).norm() / wanted.norm()).item()
 
 
-def require_right_kernels(
-    config: GatedDelta, dim: int, batch: int, length: int, device: torch.device, autocast: AbstractContextManager[Any]
-) -> dict[str, float]:
+def require_right_kernels(checked: Checked) -> dict[str, float]:
     """The errors; MnemoError if the kernels fail, or if a value is wrong."""
     try:
-        errors = block_errors(config, dim, batch, length, device, autocast)
+        errors = block_errors(checked)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the library and Triton's compiler raise errors of many types
-        raise MnemoError(f"the kernels of {LIBRARY} do not work here: {one_line(error)}") from error
+        raise MnemoError(f"the kernels of {LIBRARY} do not work here: {one_line(error)}; {OTHERS}") from error
     worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else torch.inf)
     if not errors[worst] <= LARGEST_ERROR:
         raise MnemoError(
             f"the kernels of {LIBRARY} are wrong here: a block's {worst} differs from plain PyTorch by "
-            f"{errors[worst]:.2f} of its norm"
+            f"{errors[worst]:.2f} of its norm; {OTHERS}"
         )
     return errors

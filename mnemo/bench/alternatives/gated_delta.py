@@ -28,7 +28,7 @@ LIBRARY, KNOWN = "flash-linear-attention", "0.6.0"
 CONVOLVED = 4
 """Inputs of the short convolutions before queries, keys and values: the library's default."""
 INIT_STD = 0.02
-"""Deviation of the initial weights of linear maps and convolutions, as in the library's own models."""
+"""Deviation of the initial weights of linear maps and convolutions, as in the library's own models; biases are zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,8 @@ def library_block(config: GatedDelta, dim: int) -> Block:
     for module in (*mixer.modules(), *mlp.modules()):
         if isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.normal_(module.weight, std=INIT_STD)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     return Block(modules.RMSNorm(dim), mixer, modules.RMSNorm(dim), mlp)
 
 

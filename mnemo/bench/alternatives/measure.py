@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from mnemo.bench.alternatives import gated_delta
-from mnemo.bench.alternatives.delta_reference import require_right_kernels
+from mnemo.bench.alternatives.delta_reference import Checked, require_right_kernels
+from mnemo.bench.alternatives.few_warps import use_few_warps
 from mnemo.bench.alternatives.recipes import TINY_SYMBOLS, for_training, reading_of, recipe_of, register
 from mnemo.bench.alternatives.results import RowFile
 from mnemo.bench.alternatives.rows import Reading, Row
@@ -41,7 +42,7 @@ from mnemo.storage.weights import pick_device
 from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, open_data
 from mnemo.training.monitor import Forwarding, Monitor
-from mnemo.training.precision import autocast
+from mnemo.training.precision import autocast, state_dtype
 from mnemo.training.training_log import TIMING, training_seconds
 from mnemo.units import bits
 
@@ -70,6 +71,8 @@ class Conditions:
     commit: str | None = None
     only_speed: bool = False
     """Measure the speed of rows and set their numbers of steps, and leave the rest to a later call."""
+    few_warps: bool = False
+    """Leave out variants of a library's kernels that compilers have broken on some GPUs."""
 
 
 def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str, Any]:
@@ -77,6 +80,8 @@ def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str,
     device = pick_device(conditions.device)
     if row.kind == "delta":
         gated_delta.require_library(device)
+        if conditions.few_warps:
+            monitor.note(f"kernels with fewer warps: {len(use_few_warps())}")
     register()
     conditions.folder.mkdir(parents=True, exist_ok=True)
     file = RowFile(conditions.folder, row, _about(conditions, device))
@@ -92,6 +97,7 @@ def _about(conditions: Conditions, device: torch.device) -> dict[str, Any]:
     return {
         "seconds_aimed": conditions.seconds,
         "miniature": conditions.miniature,
+        "few_warps": conditions.few_warps,
         "machine": machine(device, torch.get_num_threads()),
         "commit": conditions.commit or git_commit(),
         "libraries": {name: _version(name) for name in ("flash-linear-attention", "fla-core", "transformers")},
@@ -143,7 +149,9 @@ class Measurement:
         memory, train = self.recipe.model.memory.long, self.recipe.train
         assert isinstance(memory, gated_delta.GatedDelta)
         how = autocast(train.precision, self.device)
-        errors = require_right_kernels(memory, self.recipe.model.dim, train.batch, train.segment, self.device, how)
+        sizes = self.recipe.model.dim, train.batch, train.segment
+        dtype = state_dtype(train.precision) or torch.float32
+        errors = require_right_kernels(Checked(memory, *sizes, self.device, dtype, how))
         self._free()
         return errors
 

@@ -26,7 +26,13 @@ BUSY_MIB = 4096
 """GPU memory in use at the start of a row from which on another process must be there."""
 PLANNED = ("seconds_aimed", "miniature", "machine", "commit")
 """What rows of one table must have in common."""
-WORDS = {"seconds_aimed": "number of --seconds", "miniature": "size of the models"}
+FIXED = (*PLANNED, "few_warps")
+"""What a row is measured with from its first stage to its last."""
+WORDS = {
+    "seconds_aimed": "number of --seconds",
+    "miniature": "size of the models",
+    "few_warps": "choice of --few-warps",
+}
 """What users call these."""
 
 
@@ -41,11 +47,14 @@ class RowFile:
             self._continue(load_json(self.path))
 
     def _continue(self, earlier: dict[str, Any]) -> None:
-        for name in PLANNED:
-            if earlier.get(name) != self.found[name]:
+        for name in FIXED:
+            before, now = earlier.get(name), self.found[name]
+            if before != now:
+                values = "" if isinstance(now, dict) else f" ({before}, now {now})"
+                run = self.path.with_suffix("")
                 raise MnemoError(
-                    f"{self.path} was measured with another {WORDS.get(name, name)}: remove it and its run to measure "
-                    "the row again"
+                    f"{self.path} was measured with another {WORDS.get(name, name)}{values}: to measure the row again, "
+                    f"remove it{f' and {run}' if run.exists() else ''}, or choose other --runs"
                 )
         self.found = earlier
 
@@ -85,9 +94,11 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [f"rows differ in {WORDS.get(name, name)}" for name in unequal]
     if any(row.get("miniature") for row in rows):
         found.append("tiny models, which only try the command: these numbers say nothing")
-    measured = {row["row"] for row in rows if "test" in row}
-    found += [f"row {name} is not measured" for name in ROWS if name not in measured]
+    by_name = {row["row"]: row for row in rows}
+    found += [f"row {name} is {state}" for name in ROWS if (state := _unfinished(by_name.get(name, {})))]
     for row in rows:
+        if row.get("few_warps"):
+            found.append(f"row {row['row']} has kernels with few warps")
         used = row.get("card", {}).get("used_mib", 0)
         if used > BUSY_MIB:
             found.append(f"row {row['row']} was not alone: {used:,.0f} MiB of the GPU were in use at its start")
@@ -96,6 +107,15 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             how = "longer" if share > 0 else "shorter"
             found.append(f"row {row['row']} was trained {100 * abs(share):.1f}% {how} than declared")
     return found
+
+
+def _unfinished(row: Mapping[str, Any]) -> str | None:
+    """How far a row is; None if it is complete."""
+    if "test" in row:
+        return None
+    if "training" in row:
+        return "trained, but not scored"
+    return "measured for its speed only, and not trained" if "steps" in row else "not measured"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.own_memories import forget_mechanisms, keep_mechanisms
 from helpers.stand_in_delta import use_stand_in
 from helpers.tiny_runs import sample_text
@@ -24,6 +25,7 @@ from mnemo.errors import MnemoError
 from mnemo.memory import XL, mechanism
 from mnemo.memory.own import own_mechanisms, require_imports
 from mnemo.recipes.presets import preset
+from mnemo.storage import weights
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import load_header
 from mnemo.training import Unwatched, create_run
@@ -160,12 +162,12 @@ def test_an_interrupted_row_continues_with_its_next_stage(
             measure_row(row, conditions(tmp_path), Unwatched())
     earlier = json.loads(result_path(tmp_path, row).read_text())
     assert "test" not in earlier
-    assert "row memory is not measured" in collect(tmp_path)["remarks"]
+    assert "row memory is trained, but not scored" in collect(tmp_path)["remarks"]
     monkeypatch.setattr(measure.Measurement, "_train", fail)
     found = measure_row(row, conditions(tmp_path), Unwatched())
     assert found["training"] == earlier["training"]
     assert found["test"]["memory"] == 32
-    with pytest.raises(MnemoError, match="another number of --seconds"):
+    with pytest.raises(MnemoError, match=r"number of --seconds \(0.2, now 3.0\): .* remove it and .*memory, or"):
         measure_row(row, conditions(tmp_path, seconds=3.0), Unwatched())
 
 
@@ -174,6 +176,7 @@ def test_the_speed_alone_is_measured_first(enwik8: None, tmp_path: Path) -> None
     given = conditions(tmp_path)
     found = measure_row(ROWS["memory"], replace(given, only_speed=True), Unwatched())
     assert found["steps"] >= 1 and "training" not in found
+    assert "row memory is measured for its speed only, and not trained" in collect(tmp_path)["remarks"]
     assert list(tmp_path.iterdir()) == [result_path(tmp_path, ROWS["memory"])]
     assert measure_row(ROWS["memory"], given, Unwatched())["steps"] == found["steps"]
 
@@ -209,6 +212,38 @@ def test_unequal_conditions_are_remarked() -> None:
     assert "row memory was trained 4.4% longer than declared" in found
     assert "row plain-512 was not alone: 9,000 MiB of the GPU were in use at its start" in found
     assert "row plain-1024 is not measured" in found and "row plain-512 is not measured" not in found
+
+
+def test_a_row_is_measured_with_one_kind_of_kernels(stand_in: None, enwik8: None, tmp_path: Path) -> None:
+    row, given = ROWS["kimi-delta"], replace(conditions(tmp_path), only_speed=True)
+    found = measure_row(row, replace(given, few_warps=True), Unwatched())
+    assert found["few_warps"] is True and "row kimi-delta has kernels with few warps" in collect(tmp_path)["remarks"]
+    with pytest.raises(MnemoError, match=r"another choice of --few-warps \(True, now False\)"):
+        measure_row(row, given, Unwatched())
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ([], "runs/alternatives-trial"),
+        (["--seconds", "450"], "runs/alternatives-trial"),
+        (["--device", "cuda"], "runs/alternatives"),
+        (["--device", "cuda", "--seconds", "450"], "runs/alternatives"),
+        (["--device", "cuda", "--seconds", "60"], "runs/alternatives-trial"),
+        (["--device", "cuda", "--seconds", "60", "--runs", "mine"], "mine"),
+    ],
+)
+def test_trials_do_not_block_the_declared_measurement(
+    words: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Conditions] = []
+    monkeypatch.setattr(weights, "pick_device", torch.device)
+    monkeypatch.setattr(bench_alternatives, "require_corpus", lambda name: None)
+    monkeypatch.setattr(bench_alternatives, "measure_here", lambda name, given: measured.append(given))
+    monkeypatch.setattr(bench_alternatives, "collect", lambda folder, planned: {"rows": [], "remarks": []})
+    words = ["--device", "cpu", *words] if "--device" not in words else words
+    assert main(["bench", "--alternatives", "--what", "memory", *words]) == 0
+    assert [given.folder for given in measured] == [Path(folder)]
 
 
 def test_a_table_shows_what_is_known() -> None:
@@ -289,6 +324,7 @@ def test_a_process_of_a_row_reports_its_failure(enwik8: None, tmp_path: Path) ->
         (["--seconds", "0"], "must be positive"),
         (["--merge"], "has no results"),
         (["--what", "memori"], "did you mean 'memory'"),
+        (["--merge", "--only-speed"], "--merge measures nothing"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -309,7 +345,7 @@ def test_a_row_whose_speed_alone_is_known_shows_it() -> None:
     )
 
 
-@pytest.mark.parametrize("words", [["--seconds", "3"], ["--only-speed", "--gpu-table"], ["--merge", "--serving", "x"]])
+@pytest.mark.parametrize("words", [["--seconds", "3"], ["--only-speed", "--gpu-table"], ["--few-warps"]])
 def test_options_of_this_comparison_alone_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == 2
     assert "need --alternatives" in capsys.readouterr().err
