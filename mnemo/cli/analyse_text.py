@@ -16,6 +16,7 @@ from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceOb
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.console import STDIN
+from mnemo.cli.second_segment import has_second_segment
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -53,7 +54,7 @@ def analyse(args: Args) -> int:
 
 
 def _require_two_segments(num_tokens: int, segment: int) -> None:
-    if num_tokens < segment + 2:
+    if not has_second_segment(num_tokens, segment):
         raise MnemoError(
             f"the text has {num_tokens:,} tokens and a segment {segment:,}, but memory has no effect before the second "
             "segment: use a longer text, or a shorter --segment"

@@ -13,12 +13,14 @@ from mnemo.cli import console, opened_run
 from mnemo.cli.eval import Args
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
+from mnemo.cli.second_segment import why_one_segment
 from mnemo.data.corpus import Corpus, Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings, trained_memory
+from mnemo.recipes.tied_lengths import length_for
 from mnemo.session.text_run import OpenedRun
 from mnemo.storage.run_folder import LoadedRun
 
@@ -62,9 +64,25 @@ class _Evaluation:
             return self._sweep(_lengths(self.args.sweep_memory))
         if self.args.find_length:
             return self._find_length()
+        self._warn_of_one_segment()
         if self.args.fit_temperature is not None:
             return self._fit_temperature(self.args.fit_temperature)
         return self._score()
+
+    def _require_two_segments(self) -> None:
+        """Raise an error if scores at all lengths would be equal."""
+        if (why := why_one_segment(self.split, self.settings)) is not None:
+            raise MnemoError(why)
+
+    def _warn_of_one_segment(self) -> None:
+        config, settings = self.model.config, self.settings
+        if settings.no_memory or settings.sliding:
+            return
+        lengths = config.memory.lengths(config.num_layers, length_for(config, settings.memory))
+        if not any(lengths) and config.tokens is None:
+            return
+        if (why := why_one_segment(self.split, settings)) is not None:
+            print(f"mnemo: warning: {why}", file=sys.stderr)
 
     def _json(self, score: Score, by_position: bool = False) -> dict[str, Any]:
         """The score as JSON, with bits per symbol under its usual name."""
@@ -113,6 +131,8 @@ class _Evaluation:
         config = self.model.config
         if not any(config.memory.lengths(config.num_layers, 1)):
             raise MnemoError("this model's memory has no length: --sweep-memory would score the same model every time")
+        if any(lengths):
+            self._require_two_segments()
         scores = sweep_memory(self.model, self.split, self.settings, lengths, console.progress)
         trained = trained_memory(config)
         plot = LossPlot(
@@ -127,6 +147,7 @@ class _Evaluation:
         return Evaluated(kind="sweep", lengths=f"s{scores[0].segment}", content=content, scores=scores, plot=plot)
 
     def _find_length(self) -> Evaluated:
+        self._require_two_segments()
         train = self.opened.run.recipe.train
         found = find_length(
             self.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.edited_files import edit_checkpoint
-from helpers.tiny_runs import SEGMENT, tiny_run
+from helpers.tiny_runs import MODEL, SEGMENT, tiny_run
 from helpers.tolerances import TOLERANCES
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from mnemo.cli import eval_text, main, opened_run
 from mnemo.cli.eval_output import save_chart
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate, score_split
+from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.report.charts import TICK_DISTANCE, LineChart, Series, draw_lines
 from mnemo.storage.run_folder import open_run
@@ -141,6 +143,74 @@ def test_find_length_reports_three_numbers(results: Path, capsys: pytest.Capture
     check_pictures(results)
     assert run_eval("--find-length", "--limit", "150") == 0
     assert f"within 0.1% of it: {found['shortest']['attention']}" in capsys.readouterr().out
+
+
+SHORT = ("--limit", "60", "--segment", "32", "--batch", "4")
+"""Rows of 14 predicted tokens."""
+ONE_SEGMENT = "rows of 14 tokens end in their first segment of 32, so memory has no effect: "
+
+
+@pytest.mark.parametrize("mode", [("--sweep-memory", "0,4,8"), ("--find-length",)])
+def test_a_comparison_of_lengths_needs_a_second_segment(
+    mode: tuple[str, ...], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_eval(*mode, *SHORT) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ONE_SEGMENT + "--batch 1, a larger --limit or a smaller --segment" in line
+    assert run_eval(*mode, *SHORT, "--batch", "1") == 0
+
+
+def test_the_first_row_that_reaches_a_second_segment(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def losses(limit: int) -> set[float]:
+        return {score["loss"] for score in scored(capsys, "--sweep-memory", "0,8", "--limit", str(limit))["scores"]}
+
+    assert run_eval("--sweep-memory", "0,8", "--limit", str(2 * (SEGMENT + 1) + 1)) == 2
+    capsys.readouterr()
+    assert len(losses(2 * (SEGMENT + 2))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), True),
+        (("--fit-temperature", "valid"), True),
+        (("--batch", "1"), False),
+        (("--no-memory",), False),
+        (("--sliding-window",), False),
+        (("--memory", "0"), False),
+        (("--sweep-memory", "0"), False),
+        (("--start", "zeros"), False),
+    ],
+)
+def test_a_score_without_effect_of_memory_is_told(
+    options: tuple[str, ...], told: bool, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_eval(*SHORT, *options) == 0
+    assert ("mnemo: warning: " + ONE_SEGMENT in capsys.readouterr().err) == told
+
+
+def test_zeros_are_attended_to_in_the_first_segment(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty, zeros = scored(capsys, "--sweep-memory", "0,8", *SHORT, "--start", "zeros")["scores"]
+    assert empty["loss"] != zeros["loss"]
+
+
+def test_memory_tokens_have_no_effect_in_one_segment_either(capsys: pytest.CaptureFixture[str]) -> None:
+    for model, told in (
+        (replace(MODEL, tokens=MemoryTokens(num=2), memory=Plan(long=XL(length=0))), True),
+        (replace(MODEL, memory=Plan(long=XL(length=0))), False),
+    ):
+        assert main(["eval", str(tiny_run(model=model)), "--device", "cpu", *SHORT]) == 0
+        assert (ONE_SEGMENT in capsys.readouterr().err) == told
+
+
+def test_documents_that_are_reset_count_one_by_one(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sweep-memory", "0,8", "--segment", "200", "--batch", "1")
+    assert run_eval(*options) == 0
+    capsys.readouterr()
+    assert run_eval(*options, "--documents", "reset") == 2
+    err = capsys.readouterr().err
+    assert re.search(r"documents of at most 1\d\d tokens end in their first segment of 200", err)
+    assert "no effect: --documents ignore or a smaller --segment" in err
 
 
 def test_loss_by_position(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
