@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.cli.console import STDIN
-from mnemo.cli.run_arguments import TextArgs, only_text, refuse_swapped, require_corpus_of, require_text, with_run
+from mnemo.cli.run_arguments import (
+    BITS_PER_SYMBOL,
+    TextArgs,
+    only_text,
+    refuse_swapped,
+    require_corpus_of,
+    require_text,
+    with_run,
+)
+from mnemo.cli.second_segment import require_two_segments
 from mnemo.errors import MnemoError
 from mnemo.storage.run_header import RUNS, load_header
 
@@ -49,6 +58,7 @@ def run(args: Args) -> int:
         from mnemo.cli.analyse_growth import analyse_growth
 
         return analyse_growth(args)
+    _require_two_segments(args)
     from mnemo.cli.analyse_text import analyse
 
     return analyse(args)
@@ -74,6 +84,21 @@ def _named(args: Args) -> Args:
     is_text = args.run == STDIN or path.is_file()
     is_mistyped = path.suffix == ".txt" and not path.is_dir() and not (RUNS / path).is_dir()
     return only_text(args) if is_text or is_mistyped else args
+
+
+def _require_two_segments(args: Args) -> None:
+    """Raise an error before the model is loaded if the text has one segment, where that is known from its size."""
+    header = load_header(Path(args.run or ""))
+    segment = args.segment or header.recipe.train.segment
+    if args.limit:
+        require_two_segments(args.limit, segment)
+    if args.text is None or args.text == STDIN or header.corpus.get("unit") not in BITS_PER_SYMBOL:
+        return
+    from mnemo.data.text_parts import Part
+
+    size = Part(Path(args.text)).size()
+    if size is not None:
+        require_two_segments(size, segment, "bytes")
 
 
 def _require_validation_text(run: Path) -> None:

@@ -16,7 +16,7 @@ from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceOb
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.console import STDIN
-from mnemo.cli.second_segment import has_second_segment
+from mnemo.cli.second_segment import require_two_segments
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -43,7 +43,7 @@ def analyse(args: Args) -> int:
     name, whole = load_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
-    _require_two_segments(len(ids), segment)
+    require_two_segments(len(ids), segment)
     home = Path() if is_shipped(opened.run.path) else opened.run.path
     folder = made_folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
     found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
@@ -51,14 +51,6 @@ def analyse(args: Args) -> int:
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
     console.print_json(answer) if args.json else _print(answer)
     return 0
-
-
-def _require_two_segments(num_tokens: int, segment: int) -> None:
-    if not has_second_segment(num_tokens, segment):
-        raise MnemoError(
-            f"the text has {num_tokens:,} tokens and a segment {segment:,}, but memory has no effect before the second "
-            "segment: use a longer text, or a shorter --segment"
-        )
 
 
 def made_folder(path: Path) -> Path:

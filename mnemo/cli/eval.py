@@ -6,6 +6,7 @@ Results are printed and saved as JSON in the run's `results` folder; sweeps and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -85,7 +86,19 @@ def _answer(args: Args, task: AnyTask) -> int:
     return score_answers(args, task)
 
 
+def lengths_of(sweep: str) -> list[int]:
+    """The memory lengths of --sweep-memory, in ascending order."""
+    try:
+        lengths = [int(part) for part in sweep.split(",")]
+    except ValueError:
+        raise MnemoError(f"--sweep-memory takes lengths such as 0,64,128, not '{sweep}'") from None
+    if min(lengths) < 0:
+        raise MnemoError(f"memory length {min(lengths)} is negative")
+    return sorted(set(lengths))
+
+
 def _check(args: Args) -> None:
+    _check_numbers(args)
     modes = {
         "--sweep-memory": args.sweep_memory is not None,
         "--find-length": args.find_length,
@@ -108,3 +121,20 @@ def _check(args: Args) -> None:
         without.append("--documents reset")
     if args.start == "zeros" and without:
         raise MnemoError(f"--start zeros and {without[0]} cannot be combined")
+
+
+def _check_numbers(args: Args) -> None:
+    positive = {
+        "segment length": args.segment,
+        "batch": args.batch,
+        "clamp": args.clamp,
+        "temperature": args.temperature,
+        "limit": args.limit,
+    }
+    for name, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            raise MnemoError(f"{name} {value} must be positive")
+    if args.memory is not None and args.memory < 0:
+        raise MnemoError(f"memory length {args.memory} is negative")
+    if args.sweep_memory is not None:
+        lengths_of(args.sweep_memory)

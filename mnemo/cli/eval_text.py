@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mnemo.cli import console, opened_run
-from mnemo.cli.eval import Args
+from mnemo.cli.eval import Args, lengths_of
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.cli.second_segment import why_one_segment
@@ -41,16 +41,6 @@ def score_text(args: Args) -> int:
     return 0
 
 
-def _lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise MnemoError(f"--sweep-memory takes lengths such as 0,64,128, not '{text}'") from None
-    if min(lengths) < 0:
-        raise MnemoError(f"memory length {min(lengths)} is negative")
-    return sorted(set(lengths))
-
-
 class _Evaluation:
     """One evaluation of a run on a text, in the mode that the flags choose."""
 
@@ -61,7 +51,7 @@ class _Evaluation:
 
     def run(self) -> Evaluated:
         if self.args.sweep_memory is not None:
-            return self._sweep(_lengths(self.args.sweep_memory))
+            return self._sweep(lengths_of(self.args.sweep_memory))
         if self.args.find_length:
             return self._find_length()
         self._warn_of_one_segment()

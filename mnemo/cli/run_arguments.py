@@ -87,9 +87,12 @@ def require_file(path: Path | None) -> None:
 
 
 def require_text(path: Path | str | None) -> None:
-    """Raise an error if a text was given that is neither a file nor a pipe."""
-    if path is not None and str(path) != STDIN:
-        require_file(Path(path))
+    """Raise an error if a text was given that is neither a file nor a pipe, or an empty file."""
+    if path is None or str(path) == STDIN:
+        return
+    require_file(Path(path))
+    if Path(path).stat().st_size == 0:
+        raise MnemoError(f"{path}: it contains no text")
 
 
 def refuse_swapped(verb: str, args: TextArgs) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mnemo.errors import MnemoError
+
 if TYPE_CHECKING:
     from mnemo.data.corpus import Split
     from mnemo.evaluation.settings import EvaluationSettings
@@ -12,6 +14,17 @@ if TYPE_CHECKING:
 def has_second_segment(num_tokens: int, segment: int) -> bool:
     """Whether anything is predicted after the first segment; the last token of a text is only a target."""
     return num_tokens - 1 > segment
+
+
+def require_two_segments(size: int, segment: int, unit: str = "tokens") -> None:
+    """Raise an error for a text of one segment; `size` may be in another unit, of which a token has at least one."""
+    if has_second_segment(size, segment):
+        return
+    of = f"a segment {segment:,}" if unit == "tokens" else f"a segment {segment:,} tokens"
+    raise MnemoError(
+        f"the text has {size:,} {unit} and {of}, but memory has no effect before the second segment: "
+        "use a longer text, or a shorter --segment"
+    )
 
 
 def why_one_segment(split: Split, settings: EvaluationSettings) -> str | None:

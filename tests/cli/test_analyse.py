@@ -206,6 +206,12 @@ def test_wrong_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "no run 'nowhere'" in said(run=Path("nowhere"))
     assert "nothing.txt is not a file" in said(text=tmp_path / "nothing.txt")
     assert "it contains no text" in said(text=text_file(tmp_path, "", "empty.txt"))
+    assert "the text has 9 bytes and a segment 8 tokens, but memory has no effect" in said(
+        text=text_file(tmp_path, 9 * "a")
+    )
+    assert "and a segment 8, but memory has no effect" in said(
+        text=text_file(tmp_path, "the cat\n", "b.txt"), run=tiny_run("words")
+    )
     assert "not in the vocabulary" in said(run=tiny_run("chars"), text=text_file(tmp_path, "the cat Ω" * 9, "odd.txt"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert "the text from the pipe: it contains no text" in said(text="-")

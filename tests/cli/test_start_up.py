@@ -39,6 +39,13 @@ MISTAKES = {
     "mnemo train --resume run": TEXT_LIBRARIES,
     "mnemo eval run": TEXT_LIBRARIES,
     "mnemo eval run --memory 1 --no-memory": NOTHING,
+    "mnemo eval run --sweep-memory 0,x": NOTHING,
+    "mnemo eval run --sweep-memory -1,2": NOTHING,
+    "mnemo eval run --memory -1": NOTHING,
+    "mnemo eval run --segment 0": NOTHING,
+    "mnemo eval run --batch 0": NOTHING,
+    "mnemo eval run --limit 0": NOTHING,
+    "mnemo eval run --temperature nan": NOTHING,
     "mnemo generate run --prompt-file nosuch": NOTHING,
     "mnemo generate run --memory nosuch": NOTHING,
     "mnemo generate run --temperature -1": NOTHING,
@@ -52,6 +59,11 @@ MISTAKES = {
     "mnemo serve run --max-tokens 0": NOTHING,
     "mnemo read run nosuch": NOTHING,
     "mnemo analyse run nosuch": NOTHING,
+    "mnemo analyse run empty.txt": NOTHING,
+    "mnemo analyse run short.txt": TEXT_LIBRARIES,
+    "mnemo analyse run short.txt --limit 9": NOTHING,
+    "mnemo read run empty.txt": NOTHING,
+    "mnemo generate run --prompt-file empty.txt": NOTHING,
     "mnemo info nosuch": NOTHING,
     "mnemo reproduce nosuch": NOTHING,
     "mnemo estimate tiny-bytes --gpu nosuch": NOTHING,
@@ -70,7 +82,8 @@ MISTAKES = {
     "mnemo studio nosuch": NOTHING,
     "mnemo studio --host 0.0.0.0": NOTHING,
 }
-"""Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing."""
+"""Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing,
+`short.txt` a text shorter than a segment."""
 ANSWERS = (
     "mnemo --help",
     "mnemo --version",
@@ -147,8 +160,11 @@ def folder(tmp_path: Path) -> Path:
     recipe = preset("tiny-bytes")
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, corpus="elsewhere"))
     (tmp_path / "run").mkdir()
-    header = {"format_version": 1, "corpus": {"name": "elsewhere"}, "recipe": to_json(recipe)}
+    corpus = {"name": "elsewhere", "unit": "byte"}
+    header = {"format_version": 1, "corpus": corpus, "recipe": to_json(recipe)}
     (tmp_path / "run" / "recipe.json").write_text(json.dumps(header), encoding="utf-8")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("abc", encoding="utf-8")
     return tmp_path
 
 
