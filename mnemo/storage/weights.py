@@ -7,9 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mnemo.errors import MnemoError, one_line
+from mnemo.errors import MnemoError, one_line, unknown
 from mnemo.files.tensor_file import Tensors
 from mnemo.model import Model, ModelConfig
+
+DEVICES = ("auto", "cpu", "cuda", "cuda:1", "mps")
+"""Examples of names; torch knows further ones."""
+OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "metal": "mps", "apple": "mps"}
+"""What people call devices, and torch's names for them."""
 
 
 def pick_device(name: str | torch.device) -> torch.device:
@@ -19,10 +24,22 @@ def pick_device(name: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError:
+        raise _unknown_device(name) from None
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise MnemoError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
     return device
+
+
+def _unknown_device(name: str) -> MnemoError:
+    """An error that suggests a name; by its spelling alone, 'gpu' would be taken for a misspelt 'cpu'."""
+    kind, colon, index = name.lower().partition(":")
+    meant = f"{OTHER_NAMES.get(kind, kind)}{colon}{index}"
+    if kind in OTHER_NAMES or (meant != name and meant in DEVICES):
+        return MnemoError(f"unknown device '{name}'; did you mean '{meant}'?")
+    return unknown("device", name, DEVICES)
 
 
 def build_model(config: ModelConfig, precision: str) -> Model:

@@ -408,10 +408,27 @@ def test_checkpoints_of_clocks_and_signals_displace_no_others(folder: Path, reas
     assert save(16, "end") == [9, 15, 16]
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "gpu", "tpu0"])
-def test_devices_that_are_not_there(name: str) -> None:
-    with pytest.raises(MnemoError, match=f"device '{name}' cannot be used"):
+def test_devices_that_are_not_there() -> None:
+    with pytest.raises(MnemoError, match="device 'cuda:99' cannot be used"):
+        weights.pick_device("cuda:99")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpu", "did you mean 'cuda'?"),
+        ("GPU:1", "did you mean 'cuda:1'?"),
+        ("CUDA", "did you mean 'cuda'?"),
+        ("cuad", "did you mean 'cuda'?"),
+        ("metal", "did you mean 'mps'?"),
+        ("nowhere", "known: auto, cpu, cuda, cuda:1, mps"),
+        ("", "known: auto, cpu, cuda, cuda:1, mps"),
+    ],
+)
+def test_devices_that_have_another_name(name: str, hint: str) -> None:
+    with pytest.raises(MnemoError) as raised:
         weights.pick_device(name)
+    assert str(raised.value) == f"unknown device '{name}'; {hint}"
 
 
 def test_recipes_survive_the_folder(finished: Path) -> None:

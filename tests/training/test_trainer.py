@@ -319,7 +319,7 @@ def test_recipes_that_cannot_be_trained_leave_no_folder(tmp_path: Path) -> None:
     adaptive = EmbeddingConfig(cutoffs=(100,))
     assert "cutoff 100 is not below" in refused(folder, model={"vocab_size": 200, "embedding": adaptive})
     assert "cutoff 100 is not below" in refused(folder, model={"embedding": adaptive})
-    assert "device 'nowhere' cannot be used" in refused(folder, device="nowhere")
+    assert "unknown device 'nowhere'; known: auto, cpu" in refused(folder, device="nowhere")
     with pytest.raises(MnemoError, match="too short for 10 rows of evaluation"):
         create_run(replace(recipe(), evaluation=replace(recipe().evaluation, batch=10, limit=15)), folder)
     with pytest.raises(MnemoError, match="corpus 'nowhere' is not prepared"):
