@@ -81,7 +81,7 @@ def _named(args: Args) -> Args:
     if args.run is None:
         return args
     path = Path(args.run)
-    is_text = args.run == STDIN or path.is_file()
+    is_text = args.run == STDIN or (path.exists() and not path.is_dir())
     is_mistyped = path.suffix == ".txt" and not path.is_dir() and not (RUNS / path).is_dir()
     return only_text(args) if is_text or is_mistyped else args
 

@@ -10,6 +10,7 @@ import tyro
 
 from mnemo.errors import MnemoError
 from mnemo.report.run_files import is_run, why_no_run
+from mnemo.storage.run_header import RUNS, no_run
 from mnemo.storage.shipped import is_shipped, shipped_model
 
 
@@ -30,12 +31,11 @@ def run(args: Args) -> int:
     folders = [locate(name) for name in args.runs]
     # A folder of runs may have a page of its own, such as that of the demo.
     alone = len(folders) == 1 and is_run(folders[0]) and not is_shipped(folders[0])
-    out = args.out or (folders[0] if alone else Path("runs")) / "report.html"
+    out = args.out or (folders[0] if alone else RUNS) / "report.html"
     paths = [path for folder in folders for path in inside(folder)]
     # Other files and folders are only left out: `runs/*` matches the page of the last report too.
-    absent = [path for path in paths if not path.exists()]
-    if absent or all(map(why_no_run, paths)):
-        raise MnemoError(why_no_run((absent or paths)[0].resolve()) or "")
+    if all(map(why_no_run, paths)):
+        raise MnemoError(why_no_run(paths[0].resolve()) or "")
     from mnemo.report.run_page import write_report
 
     for note in write_report(paths, out, title=args.title):
@@ -46,9 +46,12 @@ def run(args: Args) -> int:
 
 def locate(name: str) -> Path:
     """The run of that name under runs/, or at that path; if neither is a run, one of them that is a folder."""
-    candidates = (Path("runs") / name, Path(name))
+    candidates = (RUNS / name, Path(name))
     runs, folders = (list(filter(test, candidates)) for test in (is_run, Path.is_dir))
-    return next(iter([*runs, *folders]), shipped_model(name) or Path(name))
+    found = next(iter([*runs, *folders]), shipped_model(name) or Path(name))
+    if not found.exists():
+        raise no_run(name)
+    return found
 
 
 def inside(folder: Path) -> list[Path]:

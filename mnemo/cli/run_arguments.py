@@ -13,6 +13,7 @@ from mnemo.cli import console
 from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
+from mnemo.files.safe_load import kind_of
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RECIPE, RUNS, Which, default_run, find_run, last_run, no_trained_run
 from mnemo.storage.shipped import is_shipped
@@ -90,8 +91,12 @@ def require_text(path: Path | str | None) -> None:
     """Raise an error if a text was given that is neither a file nor a pipe, or an empty file."""
     if path is None or str(path) == STDIN:
         return
-    require_file(Path(path))
-    if Path(path).stat().st_size == 0:
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        hint = "name a single text; mnemo train takes folders" if path.is_dir() else "- takes a text from a pipe"
+        raise MnemoError(f"{path} is not a file but {kind_of(path)}: {hint}")
+    require_file(path)
+    if path.stat().st_size == 0:
         raise MnemoError(f"{path}: it contains no text")
 
 

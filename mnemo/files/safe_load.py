@@ -45,6 +45,18 @@ def is_finite(value: object) -> TypeGuard[int | float]:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def kind_of(path: Path) -> str:
+    """What is at a path that exists, in words."""
+    mode = path.stat().st_mode
+    kinds = {
+        "a folder": stat.S_ISDIR,
+        "a pipe": stat.S_ISFIFO,
+        "a socket": stat.S_ISSOCK,
+        "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+    }
+    return next((words for words, test in kinds.items() if test(mode)), "a file")
+
+
 def file_size(path: Path) -> int:
     """Bytes of a regular file. Folders, devices and pipes, which would block, are refused."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mnemo.files.safe_load import kind_of
+
 FILES = ("recipe.json", "metrics.jsonl")
 """A folder is a run if it holds at least one of these."""
 
@@ -14,10 +16,10 @@ def is_run(path: Path) -> bool:
 
 def why_no_run(path: Path) -> str | None:
     """Why a path is not a run folder; None if it is one."""
-    if path.is_file():
-        return f"{path} is a file, not a run folder"
-    if not path.is_dir():
+    if not path.exists():
         return f"there is no run folder {path}"
+    if not path.is_dir():
+        return f"{path} is {kind_of(path)}, not a run folder"
     if not is_run(path):
         return f"{path} is not a run folder: it holds neither {' nor '.join(FILES)}"
     return None

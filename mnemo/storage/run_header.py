@@ -10,7 +10,7 @@ from mnemo.config import from_json
 from mnemo.data.known_corpora import CORPORA, PYTHON
 from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
-from mnemo.files.safe_load import is_count, require
+from mnemo.files.safe_load import is_count, kind_of, require
 from mnemo.memory.configuration import Decoding, Start
 from mnemo.memory.own import require_imports
 from mnemo.recipes.memories import memory_kind
@@ -74,10 +74,10 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
             return path
     if not Path(run).is_dir() and (model := shipped_model(str(run))) is not None:
         return model
-    raise _no_run(str(run), runs)
+    raise no_run(str(run), runs)
 
 
-def _no_run(name: str, runs: Path) -> MnemoError:
+def no_run(name: str, runs: Path = RUNS) -> MnemoError:
     """An error that says what a name is instead of a run, or suggests similar names."""
     known = named_runs(runs)
     below = [path for other, path in known.items() if other.startswith(f"{Path(name).as_posix()}/")]
@@ -85,9 +85,14 @@ def _no_run(name: str, runs: Path) -> MnemoError:
     if inside:
         return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {inside[0]}")
     if Path(name).is_dir():
-        return MnemoError(f"{name} is not a run: it has no {RECIPE}")
+        hint = f"mnemo train {name} trains on a folder of texts, other verbs take a single one"
+        return MnemoError(f"{name} is not a run: it has no {RECIPE}; {hint}")
     if Path(name).is_file():
         return MnemoError(f"{name} is a file, not a run: name the run first; mnemo train {name} trains on a text")
+    if Path(name).exists():
+        return MnemoError(f"{name} is {kind_of(Path(name))}, not a run")
+    if Path(name).is_relative_to(runs):
+        name = Path(name).relative_to(runs).as_posix()
     if is_preset(name) and name not in known:
         return MnemoError(f"'{name}' is a preset, not a run: mnemo train {name} trains it")
     if name in CORPORA or name == PYTHON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -71,20 +72,26 @@ MISTAKES = {
     "eval tiny-bytes": "'tiny-bytes' is a preset, not a run",
     "eval book.txt": "book.txt is a file, not a run",
     "eval runs": "runs is a folder of runs, not a run: name one of them, such as runs/done",
-    "eval empty": "empty is not a run: it has no recipe.json",
+    "eval empty": "empty is not a run: it has no recipe.json; mnemo train empty trains on a folder of texts",
+    "eval /dev/null": "/dev/null is a device, not a run",
+    "eval runs/don": "unknown run 'don'; did you mean 'done'?",
     "eval python": "'python' is a corpus, not a run: mnemo train python trains on it",
     "eval done --split tset": "'tset' is not one of test, train, valid",
     "eval done extra": "unexpected argument 'extra'",
     "generate don": "did you mean 'done'?",
     "generate tiny-bytes": "'tiny-bytes' is a preset, not a run",
-    "generate done --prompt-file empty": "empty is not a file",
+    "generate done --prompt-file empty": "empty is not a file but a folder: name a single text",
     "generate done --memory nosuch": "nosuch is missing",
     "generate done --memory book.txt": "not a memory file; make one with: mnemo read",
     "generate done --memory empty": "not a memory file; make one with: mnemo read",
-    "read done empty": "empty is not a file",
+    "read done empty": "empty is not a file but a folder: name a single text; mnemo train takes folders",
+    "read /dev/null": "/dev/null is not a file but a device: - takes a text from a pipe",
     "read done nosuch.txt": "nosuch.txt is not a file",
     "analyse done python": "python is not a file",
     "analyse nosuch.txt": "nosuch.txt is not a file",
+    "analyse /dev/null": "/dev/null is not a file but a device: - takes a text from a pipe",
+    "analyse pipe": "pipe is not a file but a pipe: - takes a text from a pipe",
+    "analyse empty": "empty is not a run: it has no recipe.json; mnemo train empty trains on a folder of texts",
     "read done book.txt --limit 3": "unknown option '--limit'; known: ",
     "train tiny-bytes --config nosuch.toml": "nosuch.toml: there is no such configuration file",
     "chat tiny-bytes": "'tiny-bytes' is a preset, not a run",
@@ -99,7 +106,10 @@ MISTAKES = {
     "estimate nosuch": "unknown preset or run 'nosuch'",
     "report book.txt": "book.txt is a file, not a run folder",
     "report empty": "is not a run folder",
-    "report nosuch": "no run folder",
+    "report nosuch": "unknown run 'nosuch'; known: done",
+    "report done runs/don": "unknown run 'don'; did you mean 'done'?",
+    "report tiny-bytes": "'tiny-bytes' is a preset, not a run",
+    "report /dev/null": "/dev/null is a device, not a run folder",
     "runs nosuch": "'nosuch' is not one of list, remove, rename",
     "runs remove don": "did you mean 'done'?",
     "prepare book.txt": "mnemo prepare NAME --from book.txt",
@@ -127,6 +137,7 @@ MISTAKES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(tiny_run(), tmp_path / "runs" / "done")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "book.txt").write_text(sample_text(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -370,13 +370,13 @@ def test_a_run_that_does_not_exist_is_refused_beside_one_that_does(
     page = tmp_path / "page.html"
     assert cli.main(["report", str(runs[0]), "nowhere", "--out", str(page)]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and re.fullmatch(r"mnemo: error: there is no run folder .*nowhere\n", captured.err)
+    assert captured.out == "" and captured.err == "mnemo: error: no run 'nowhere': there are none in runs\n"
     assert not page.exists()
 
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [([], "at least one run"), (["nowhere"], "there is no run folder"), (["."], "is not a run folder")],
+    [([], "at least one run"), (["nowhere"], "no run 'nowhere'"), (["."], "is not a run folder")],
 )
 def test_without_a_run_there_is_no_page(
     names: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -99,7 +99,8 @@ def test_unknown_runs_are_answered_with_the_names_that_are_listed(
         "nosuch": "unknown run 'nosuch'; known: demo/bytes, mine",
         "bytes": "unknown run 'bytes'; did you mean 'demo/bytes'?",
         "demo": "demo is a folder of runs, not a run: name one of them, such as runs/demo/bytes",
-        ".": ". is not a run: it has no recipe.json",
+        ".": ". is not a run: it has no recipe.json; mnemo train . trains on a folder of texts, other verbs take a "
+        "single one",
     }
     for name, answer in answers.items():
         assert main(["generate", name]) == 2
