@@ -10,7 +10,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -18,6 +18,7 @@ from mnemo.cli import console
 from mnemo.cli.run_arguments import require_file
 from mnemo.errors import MnemoError
 from mnemo.interop.parity.reference_files import TOLERANCE, find_files
+from mnemo.recipes.option_types import Several
 
 if TYPE_CHECKING:
     from mnemo.interop.parity.comparison import Parity
@@ -27,7 +28,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Annotated[Several[Path], tyro.conf.Positional]
     """Reference files (safetensors), or folders with such files."""
     tolerance: float = TOLERANCE
     """Largest error that passes."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from mnemo.errors import MnemoError
+from mnemo.recipes.option_types import Several
 from mnemo.report.run_files import is_run, why_no_run
 from mnemo.storage.run_header import RUNS, no_run
 from mnemo.storage.shipped import is_shipped, shipped_model
@@ -16,7 +18,7 @@ from mnemo.storage.shipped import is_shipped, shipped_model
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[Several[str], tyro.conf.Positional]
     """Run folders, names under runs/, or folders of runs such as runs/demo."""
     out: Path | None = None
     """The page to write; by default runs/NAME/report.html for one run, runs/report.html for several or a folder of

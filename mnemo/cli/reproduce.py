@@ -17,6 +17,7 @@ import tyro
 
 from mnemo.errors import MnemoError
 from mnemo.papers import BUDGETS, Budget, check_name
+from mnemo.recipes.option_types import Several
 
 OUT, SITE = Path("runs/reproduce"), Path("runs/papers")
 OLD_NAMES: dict[str, Budget] = {"smoke": "self-test"}
@@ -27,7 +28,7 @@ MAIN_CLAIMS: tuple[Budget, ...] = ("laptop", "gpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    names: Annotated[Several[str], tyro.conf.Positional] = ()
     """Experiments, such as rmt-copy."""
     list: bool = False
     """Show every experiment, or those that are named: its budgets, how much of them has results under --out, and the

@@ -25,6 +25,7 @@ from mnemo.cli.run_arguments import format_loss
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.lazy import LazyModule
+from mnemo.recipes.option_types import Several
 from mnemo.storage.run_header import CHECKPOINTS, RECIPE, RUN_NAME, RUNS, TOKENIZER, find_run
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ Action = Literal["list", "remove", "rename"]
 class Args:
     action: Annotated[Action, tyro.conf.Positional] = "list"
     """What to do."""
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Names or folders of runs; for rename, the run and its new name."""
+    names: Annotated[Several[str], tyro.conf.Positional] = ()
+    """Names or folders of runs; for rename, a run and its new name."""
     runs: Path = RUNS
     """Folder of runs."""
     yes: bool = False

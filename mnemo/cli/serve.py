@@ -21,6 +21,7 @@ import tyro
 from mnemo.cli.run_arguments import RunArgs, chosen_run
 from mnemo.errors import MnemoError, install_command
 from mnemo.inference.weight_formats import WeightFormat
+from mnemo.recipes.option_types import Several
 from mnemo.serving.settings import Settings
 from mnemo.storage.run_header import Which, find_run
 
@@ -34,7 +35,7 @@ HF_CONFIG = "config.json"
 class ServeArgs:
     """The arguments of every verb that starts a server."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    runs: Annotated[Several[str], tyro.conf.Positional] = ()
     """Runs (folder, or name under runs/) and folders of transformers models with memory; NAME=RUN names one."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
@@ -50,9 +51,9 @@ class ServeArgs:
     """Port to listen on; 0: any free port."""
     api_key: str | None = None
     """Key that clients must send; better set as the environment variable MNEMO_API_KEY, which others cannot see."""
-    allow_host: tuple[str, ...] = ()
+    allow_host: Several[str] = ()
     """Further names of this server that clients use in addresses, such as a name of a proxy."""
-    allow_origin: tuple[str, ...] = ()
+    allow_origin: Several[str] = ()
     """Web pages of these origins may use the server (CORS), such as https://example.org; none by default."""
     max_requests: int = Settings.max_requests
     """Requests that compute or wait; further ones get the status 429."""

@@ -18,6 +18,7 @@ import tyro
 
 from mnemo.cli import console
 from mnemo.errors import MnemoError
+from mnemo.recipes.option_types import Several
 from mnemo.storage.run_header import RUNS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    targets: Annotated[tuple[str, ...], tyro.conf.Positional]
+    targets: Annotated[Several[str], tyro.conf.Positional]
     """Runs, exports and corpora (folder or name), and memory files."""
     runs: Path = RUNS
     """Folder of runs."""

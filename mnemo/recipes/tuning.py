@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 
 from mnemo.errors import MnemoError
+from mnemo.recipes.option_types import Several
 
 MemoryKind = Literal["tokens", "associative"]
 MOST_STEPS = 100_000
@@ -96,7 +97,7 @@ class Tuning:
     """Tokens also attend to the tokens of the previous segment, without gradient."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
-    stages: tuple[str, ...] = ()
+    stages: Several[str] = ()
     """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens. If unset: 1, 2, 4 and 8, first with
     segments that are just long enough for a story: their steps take a fraction of the time."""
     promote: float = 0.93
@@ -147,7 +148,7 @@ class Tuning:
     """Held-out samples of a measurement."""
     save_every: int | None = None
     """Steps between checkpoints; if unset, only when training pauses or ends."""
-    test: tuple[str, ...] = ()
+    test: Several[str] = ()
     """Lengths of the final evaluation, like --stages; 2048:50 tests 50 samples of 2048 segments. If unset, the stages,
     and up to four times the last one."""
     test_samples: int = 500
