@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from mnemo.cli.console import print_json
 from mnemo.config import to_json
+from mnemo.cost.model_cost import describe
 from mnemo.cost.training_cost import checkpoint_bytes, training_bytes
 from mnemo.data import corpus as corpora
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import plural
+from mnemo.inference.narrow_weights import has_bf16_products
+from mnemo.model.memory_limits import bytes_if_too_small
 from mnemo.model.shapes import num_parameters
 from mnemo.recipes.config_file import to_toml
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_lengths
+from mnemo.storage.weights import pick_device
 from mnemo.training.create_and_train import check
+
+CPU_FLOPS = 1e11
+"""FLOP/s that a few cores reach in training."""
+MOST_CPU_DAYS = 1
+"""Longer training is meant for a GPU."""
 
 
 class TextSize(NamedTuple):
@@ -60,6 +72,7 @@ def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
     parameters = num_parameters(recipe.model)
     segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
     tokens = train.steps * train.batch * train.segment * segments
+    needed, flops = training_bytes(recipe), tokens * describe("", recipe).training_step
     return {
         "parameters": parameters,
         "memory": memory_in_words(recipe.model),
@@ -69,9 +82,39 @@ def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
         "unit": None if text is None else text.unit,
         "epochs": None if text is None else tokens / text.num_train,
         "checkpoint_bytes": checkpoint_bytes(recipe),
-        "training_bytes": round(training_bytes(recipe)),
+        "training_bytes": round(needed),
+        "training_flops": flops,
+        "machine": _machine_remarks(recipe, needed, flops),
         "hints": list(memory_hints(recipe)),
     }
+
+
+def _machine_remarks(recipe: Recipe, needed: float, flops: float) -> list[str]:
+    """What this machine lacks for the recipe."""
+    device = pick_device(recipe.train.device)
+    return [*_too_little_memory(device, needed), *_too_slow(recipe, device, flops)]
+
+
+def _too_little_memory(device: torch.device, needed: float) -> Iterator[str]:
+    available = bytes_if_too_small(device, needed)
+    if available is not None:
+        name = "this machine" if device.type == "cpu" else f"device {device}"
+        yield (
+            f"{name} has {_megabytes(available)} of memory: too little; fewer rows at a time (--train.batch, or more "
+            "parts with --train.accumulate) need less"
+        )
+
+
+def _too_slow(recipe: Recipe, device: torch.device, flops: float) -> Iterator[str]:
+    """A remark on a recipe that is meant for a GPU, if there is none."""
+    days, precision = flops / CPU_FLOPS / 86400, recipe.train.precision
+    reasons = []
+    if precision in ("bf16", "fp16") and not has_bf16_products():
+        reasons.append(f"{precision} is slow on this processor")
+    if days > MOST_CPU_DAYS:
+        reasons.append(f"a few cores, which compute {CPU_FLOPS / 1e9:g} GFLOP/s, take about {days:,.0f} days")
+    if device.type == "cpu" and reasons:
+        yield f"the device is a CPU, and this recipe is meant for a GPU: {', '.join(reasons)}"
 
 
 def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:
@@ -87,6 +130,7 @@ def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:
         + epochs,
         f"checkpoints: about {one} each, {all_kept} for the best and the last {last}",
         f"memory of the device: about {_megabytes(facts['training_bytes'])} in training",
+        *(f"machine: {remark}" for remark in facts["machine"]),
         *(f"hint: {hint}" for hint in facts["hints"]),
     ]
 

@@ -27,9 +27,15 @@ def memory_bytes(device: torch.device) -> int | None:
         return None
 
 
-def require_room(needed: int, device: torch.device, what: str) -> None:
+def bytes_if_too_small(device: torch.device, needed: float) -> int | None:
+    """Total bytes of the device's memory if fewer than needed; None if they suffice or are unknown."""
     available = memory_bytes(device)
-    if available is not None and needed > available:
+    return available if available is not None and needed > available else None
+
+
+def require_room(needed: int, device: torch.device, what: str) -> None:
+    available = bytes_if_too_small(device, needed)
+    if available is not None:
         raise MnemoError(
             f"{what} needs at least {needed / 2**30:,.1f} GiB, and this machine has {available / 2**30:,.1f} GiB"
         )

@@ -11,7 +11,7 @@ from mnemo.cost.training_cost import training_bytes
 from mnemo.data import corpus as corpora
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
-from mnemo.model.memory_limits import memory_bytes
+from mnemo.model.memory_limits import bytes_if_too_small
 from mnemo.papers.experiment import Budget, Cell, Experiment, objects_of
 from mnemo.papers.jobs import NEEDS
 from mnemo.recipes.recipe import Recipe
@@ -50,8 +50,8 @@ def _measuring_bytes(cells: Iterable[Cell]) -> float:
 
 
 def _require_memory(experiment: Experiment, budget: Budget, needed: float, device: torch.device) -> None:
-    available = memory_bytes(device)
-    if available is not None and needed > available:
+    available = bytes_if_too_small(device, needed)
+    if available is not None:
         raise MnemoError(
             f"{experiment.name} at budget {budget} needs {needed / 2**30:,.1f} GiB of memory on one device, and this "
             f"one has {available / 2**30:,.1f} GiB: choose a smaller --budget or another machine"

@@ -9,6 +9,7 @@ import pytest
 from helpers.tiny_runs import sample_text, tiny_run
 
 from mnemo import cli
+from mnemo.model import memory_limits
 from mnemo.recipes.config_file import apply_config, load_config
 from mnemo.storage.run_header import load_header
 
@@ -107,6 +108,44 @@ def test_a_dry_run_knows_the_size_of_a_checkpoint(options: str, capsys: pytest.C
     train(*argv, "--name", "real")
     real = sum(file.stat().st_size for file in Path("runs/real/checkpoints/step-00000001").iterdir())
     assert said == pytest.approx(real, rel=0.02)
+
+
+def machine_lines(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    train(*argv, "--dry-run")
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("# machine: ")]
+
+
+def test_a_dry_run_says_if_the_device_has_too_little_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--config", "my.toml", "--dry-run", "--json")
+    needed = json.loads(capsys.readouterr().out)["facts"]["training_bytes"]
+    monkeypatch.setattr(memory_limits, "memory_bytes", lambda device: needed + 1)
+    assert machine_lines(capsys, "--config", "my.toml") == []
+    monkeypatch.setattr(memory_limits, "memory_bytes", lambda device: needed // 2)
+    (line,) = machine_lines(capsys, "--config", "my.toml")
+    assert f"this machine has {needed / 2e6:,.1f} MB of memory: too little" in line and "--train.accumulate" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "fast_bf16", "words"),
+    [
+        ("my.toml", False, None),
+        ("my.toml --train.precision bf16", True, None),
+        ("my.toml --train.precision bf16", False, "meant for a GPU: bf16 is slow on this processor"),
+        ("my.toml --train.steps 1000000000000", False, "meant for a GPU: a few cores, which compute 100 GFLOP/s, take"),
+    ],
+)
+def test_a_dry_run_says_if_a_recipe_is_meant_for_a_gpu(
+    options: str,
+    fast_bf16: bool,
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("mnemo.cli.dry_run.has_bf16_products", lambda: fast_bf16)
+    lines = machine_lines(capsys, "--config", *options.split())
+    assert lines == [] if words is None else (len(lines) == 1 and words in lines[0])
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from mnemo import papers as experiments
 from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
+from mnemo.model import memory_limits
 from mnemo.papers import jobs as all_jobs
 from mnemo.papers import needs, pages
 from mnemo.papers.experiment import look_up
@@ -132,7 +133,7 @@ def one_of_each_paper() -> list[Any]:
 @pytest.mark.parametrize("name", one_of_each_paper())
 def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "_require_corpus", lambda recipe: None)
-    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
+    monkeypatch.setattr(memory_limits, "memory_bytes", lambda device: 2**60)
     monkeypatch.setattr(needs, "MOST_COUNTED", 1)
     require_needs(experiments.find_experiment(name), "small", CPU)
 
@@ -280,7 +281,7 @@ def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Models that are only measured too."""
-    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**30)
+    monkeypatch.setattr(memory_limits, "memory_bytes", lambda device: 2**30)
     assert cli.main(["reproduce", name, "--budget", "paper", "--device", "cpu", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert f"{name} at budget paper needs " in said.err and "this one has 1.0 GiB" in said.err and not said.out
