@@ -217,7 +217,11 @@ def training_bytes(recipe: Recipe) -> float:
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
-    """Bytes of a checkpoint: weights, moments and averages, and the state of all rows."""
+    """Bytes of a checkpoint: weights, moments and averages, and the state of all rows.
+
+    The first ones are smaller if weights have no gradient in the first step: those that write an associative memory
+    learn from the second segment on, and have no moments before.
+    """
     train = recipe.train
     kept = num_parameters(recipe.model) + _optimizer_numbers(recipe)
     return BYTES[train.precision] * kept + train.batch * state_row_bytes(recipe.model, train.precision)
