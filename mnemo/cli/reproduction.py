@@ -18,6 +18,7 @@ from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, differences, require_needs
 from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
+from mnemo.papers.parent import end_with_parent
 from mnemo.papers.pool import CHECKED, run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
 from mnemo.papers.store import RESULT, RESULTS, cell_folder, grid_folder, load_grid, missing, save_grid
@@ -197,6 +198,7 @@ def _run(asked: Sequence[Asked], args: Args) -> list[Ran]:
 def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     if len(asked) > 1:
         raise MnemoError("--cell needs exactly one experiment")
+    end_with_parent()
     ((experiment, budget),) = asked
     cells = experiment.cells(budget)
     cell = next((cell for cell in cells if cell.name == name), None)

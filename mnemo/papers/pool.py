@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.papers.experiment import Budget, Cell, Experiment
+from mnemo.papers.parent import PARENT
 from mnemo.papers.runner import POLL_SECONDS, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
 from mnemo.papers.store import RESULT, cell_folder, grid_folder, is_done, load_grid, reuse
-from mnemo.training.stop_signals import ECHO_SECONDS
+from mnemo.training.stop_signals import NOTICES, Stop, stop_on_signals
 
 PATIENCE_SECONDS = 60.0
 """Time for workers to write checkpoints before they are killed."""
@@ -48,38 +48,8 @@ class Worker:
     """Bytes of its log that earlier workers have written."""
 
 
-class _Stop:
-    """Signals that ask to stop: the first lets workers save, another after `ECHO_SECONDS` does not wait for them."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self.at_once = False
-
-    @property
-    def asked(self) -> bool:
-        return self._first is not None
-
-    def receive(self, number: int, frame: object) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now
-        self.at_once = self.at_once or now - self._first > ECHO_SECONDS
-
-
 @contextmanager
-def _noting_signals() -> Iterator[_Stop]:
-    """Note signals instead of ending, so that the workers can write checkpoints first."""
-    stop = _Stop()
-    before = {each: signal.signal(each, stop.receive) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-@contextmanager
-def _ending(running: list[Worker], stop: _Stop) -> Iterator[None]:
+def _ending(running: list[Worker], stop: Stop) -> Iterator[None]:
     """End all workers when the block ends, also by an exception."""
     try:
         yield
@@ -95,13 +65,13 @@ def run_together(
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
     told, shared = time.monotonic(), set[str]()
-    with _noting_signals() as stop, _ending(running, stop):
-        while running or (waiting and not stop.asked):
+    with stop_on_signals(alone=False) as stop, _ending(running, stop):
+        while running or (waiting and not stop.signal):
             elsewhere = [task for task in waiting if is_made_elsewhere(task.grid, task.cell)]
             for name in sorted(set(map(_name, elsewhere)) - shared):
                 shared.add(name)
                 print_line(f"{name} is being made by another command")
-            while not stop.asked and len(running) < jobs and (task := next_task(waiting, running, elsewhere)):
+            while not stop.signal and len(running) < jobs and (task := next_task(waiting, running, elsewhere)):
                 waiting.remove(task)
                 if known := _made_already(task, budget):
                     print_line(f"{_name(task)} {known}")
@@ -110,23 +80,24 @@ def run_together(
                 running.append(_start(task, budget, device, out, jobs))
             if not (running or elsewhere):
                 break
-            if stop.asked:
-                print_line(_stopping(len(running)))
+            if stop.signal and running:
+                print_line(_stopping(len(running), stop))
                 _end(running, stop)
             time.sleep(POLL_SECONDS)
-            if time.monotonic() - told > NEWS_SECONDS and not stop.asked:
+            if time.monotonic() - told > NEWS_SECONDS and not stop.signal:
                 told = time.monotonic()
                 print_line(news(running, len(waiting) - len(elsewhere), len(elsewhere)))
             for worker in _take_ended(running):
                 if worker.process.returncode and is_made_elsewhere(worker.task.grid, worker.task.cell):
                     waiting.append(worker.task)  # another command has taken it at the same moment
                 else:
-                    _report(worker, failures[worker.task.experiment.name], print_line, stop.asked)
-    if not stop.asked:
+                    _report(worker, failures[worker.task.experiment.name], print_line, stop.signal is not None)
+    if not stop.signal:
         for task in waiting:
             failures[task.experiment.name].append(f"{task.cell.name}: not all of {', '.join(task.cell.after)} are done")
+    stopped = stop.signal is not None
     return [
-        Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stop.asked)
+        Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stopped)
         for each in experiments
     ]
 
@@ -182,7 +153,8 @@ def _name(task: Task) -> str:
 def _environment(jobs: int) -> dict[str, str]:
     """Share the cores among the workers and their compilers; by default, each uses all of them."""
     share = str(max(1, (os.cpu_count() or 1) // jobs))
-    return {"TORCHINDUCTOR_COMPILE_THREADS": share, "OMP_NUM_THREADS": share, **os.environ, CHECKED: "1"}
+    shared = {"TORCHINDUCTOR_COMPILE_THREADS": share, "OMP_NUM_THREADS": share}
+    return {**shared, **os.environ, CHECKED: "1", PARENT: str(os.getpid())}
 
 
 def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Worker:
@@ -224,18 +196,19 @@ def _take_ended(running: list[Worker]) -> list[Worker]:
     return ended
 
 
-def _stopping(count: int) -> str:
+def _stopping(count: int, stop: Stop) -> str:
     cells = "1 cell saves its" if count == 1 else f"{count} cells save their"
-    return f"stopping: {cells} work, {PATIENCE_SECONDS:.0f} s at most; Ctrl-C again stops at once"
+    again = "" if stop.signal in NOTICES else "; Ctrl-C again stops at once"
+    return f"stopping: {cells} work, {PATIENCE_SECONDS:.0f} s at most{again}"
 
 
-def _end(running: Sequence[Worker], stop: _Stop) -> None:
+def _end(running: Sequence[Worker], stop: Stop) -> None:
     """Ask all workers to write a checkpoint and end; kill those that take too long, or all if asked again."""
     for worker in running:
         worker.process.terminate()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(worker.process.poll() is None for worker in running):
-        if stop.at_once or time.monotonic() > deadline:
+        if stop.insisted or time.monotonic() > deadline:
             break
         time.sleep(POLL_SECONDS)
     for worker in running:

@@ -27,11 +27,13 @@ ECHO_SECONDS = 1.0
 class Stop:
     """Remembers the first signal.
 
-    A second one ends the process at once, unless the process is `patient`, one of the two is a notice, or the second
-    comes within `ECHO_SECONDS`.
+    A second one ends the process at once, unless one of the two is a notice, or the second comes within `ECHO_SECONDS`.
+    In a process that is `patient`, it is only remembered.
     """
 
     signal: int | None = None
+    insisted = False
+    """Whether a second signal has come."""
 
     def __init__(self, patient: bool = False) -> None:
         self._patient = patient
@@ -46,7 +48,12 @@ class Stop:
         now = time.monotonic()
         if self._demanded is None:
             self._demanded = now
-        elif not self._patient and now - self._demanded > ECHO_SECONDS:
+        elif now - self._demanded > ECHO_SECONDS:
+            self._insist(number)
+
+    def _insist(self, number: int) -> None:
+        self.insisted = True
+        if not self._patient:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
@@ -55,8 +62,8 @@ class Stop:
 def stop_on_signals(alone: bool = True) -> Iterator[Stop]:
     """Inside this context, `SIGNALS` are only remembered; outside the main thread they are left alone.
 
-    Processes that are not `alone` may receive several signals at once, from the terminal and from torchrun, and so
-    ignore all but the first: torchrun kills processes that take too long. A notice that the process was started to
+    Processes that are not `alone` may receive several signals at once, from the terminal and from torchrun, and so are
+    not ended by a second one: torchrun kills processes that take too long. A notice that the process was started to
     ignore stays ignored: `nohup` does that with SIGHUP.
     """
     stop = Stop(patient=not alone)

@@ -7,24 +7,27 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.toy_experiment import cell, experiment, known, lines, tiny, toy_command, use_numbers
 
 from mnemo import cli
 from mnemo import papers as experiments
 from mnemo.papers import Experiment, pool
 from mnemo.papers.jobs import training_cell
+from mnemo.papers.parent import PARENT
 from mnemo.papers.pool import LOG, Task, Worker, run_together
 from mnemo.papers.runner import run_cell, run_here
-from mnemo.papers.store import RESULT, cell_folder, grid_folder, save_cell
+from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, save_cell
+from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import locked
-from mnemo.training import Status, Unwatched
+from mnemo.training import Status, Unwatched, stop_signals
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,7 @@ def test_workers_do_not_check_the_machine_again(
     known(monkeypatch, experiment(cell(1)))
     for name, value in pool._environment(jobs=2).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv(PARENT)  # this process is no child of itself
     monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("it was checked"))
     assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 0
     assert "is meant for a GPU" not in capsys.readouterr().err
@@ -200,7 +204,7 @@ def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeyp
         return Worker(task, started[0], 0.0)
 
     monkeypatch.setattr(pool, "_start", start)
-    monkeypatch.setattr(pool, "ECHO_SECONDS", -1.0, raising=False)
+    monkeypatch.setattr(stop_signals, "ECHO_SECONDS", -1.0)
     monkeypatch.setattr(pool, "PATIENCE_SECONDS", 20.0)
     begin, printed = time.monotonic(), Lines("Ctrl-C again")
     (ran,) = run_together([experiment(cell(1), cell(2))], "small", tmp_path, jobs=1, device="cpu", print_line=printed)
@@ -209,12 +213,63 @@ def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeyp
     assert time.monotonic() - begin < 15
 
 
-def test_the_echo_of_a_signal_is_no_second_one() -> None:
-    """`timeout`, `make` and shells may send one twice."""
-    with pool._noting_signals() as stop:
+SAVING = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); "
+    "print('ready', flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.parametrize("number", few(stop_signals.SIGNALS, lambda number: number == signal.SIGHUP))
+def test_every_signal_that_stops_a_run_lets_workers_save(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it comes twice: `timeout`, `make` and shells may do that."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(task: Task, *options: Any) -> Worker:
+        started.append(subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE, process_group=0))
+        assert started[0].stdout is not None
+        with started[0].stdout as output:
+            assert output.readline() == b"ready\n"
         for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert stop.asked and not stop.at_once
+            os.kill(os.getpid(), number)
+        return Worker(task, started[0], 0.0)
+
+    monkeypatch.setattr(pool, "_start", start)
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, a hang-up would stay ignored
+    try:
+        (ran,) = run_together([experiment(cell(1))], "small", tmp_path, jobs=2, device="cpu", print_line=Lines())
+    finally:
+        signal.signal(number, before)
+    assert ran.interrupted and not ran.failures and started[0].returncode == 7
+
+
+class WithoutParent(Unwatched):
+    """The parent of this process seems to be gone after a step."""
+
+    unit = ""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+        self._monkeypatch, self._step, self.last = monkeypatch, step, 0
+
+    def trained(self, status: Status) -> None:
+        self.last = status.step
+        if status.step == self._step:
+            self._monkeypatch.setattr(os, "getppid", lambda: 1)
+
+
+def test_a_worker_saves_and_ends_once_its_parent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns the process id of its parent from a variable."""
+    assert pool._environment(jobs=2)[PARENT] == str(os.getpid())
+    known(monkeypatch, experiment(training_cell("one", tiny(steps=3000), {})))
+    monkeypatch.setenv(PARENT, str(os.getppid()))
+    monkeypatch.setattr("mnemo.papers.parent.POLL_SECONDS", 0.01)
+    watcher = WithoutParent(monkeypatch, step=5)
+    monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(watcher))
+    ended = cli.main([*toy_command(tmp_path), "--cell", "one"])
+    run = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "one") / RUN
+    assert ended == 130 and 5 <= watcher.last < 3000
+    assert checkpoint_steps(run)[-1] == watcher.last
 
 
 @pytest.mark.thorough
