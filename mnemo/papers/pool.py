@@ -26,6 +26,8 @@ NEWS_SECONDS = 30.0
 """Between lines that say how far the workers are."""
 MOST_NAMED = 3
 """Workers of such a line."""
+ERROR = "mnemo: error: "
+"""Beginning of the line with which a command ends that has failed."""
 DESCRIPTION = tuple(
     f"{word}: " for word in "vocabulary model memory corpus batch validation device step processes run hint".split()
 )
@@ -217,10 +219,21 @@ def _end(running: Sequence[Worker], stop: Stop) -> None:
 
 
 def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping: bool) -> None:
-    code, task = worker.process.returncode, worker.task
+    task = worker.task
     name = task.cell.name
-    if code == 0:
+    if worker.process.returncode == 0:
         print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
     elif not stopping:
-        failures.append(f"{name}: {next(_last_lines(worker), f'ended with code {code}')}")
+        failures.append(f"{name}: {_reason(worker)}")
         print_line(f"{task.experiment.name} {failures[-1]} ({cell_folder(task.grid, name) / LOG})")
+
+
+def _reason(worker: Worker) -> str:
+    """Its last error, or else its last line; that of a worker that was killed only says how far it was."""
+    code, lines = worker.process.returncode, list(_last_lines(worker))
+    if (error := next((line for line in lines if line.startswith(ERROR)), None)) is not None:
+        return error.removeprefix(ERROR)
+    end = f"ended with code {code}" if code > 0 else f"ended by signal {-code}"
+    if not lines:
+        return end
+    return lines[0] if code > 0 else f"{end} after: {lines[0]}"

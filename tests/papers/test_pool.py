@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,28 @@ def test_a_worker_that_has_only_described_its_run_starts(tmp_path: Path) -> None
         assert pool.news([worker], waiting=0) == "toy-numbers n1: starts"
     log.write_text("step 8/9 1.81 ppl\n" + "\n".join(notes.lines))
     assert pool.news([worker], waiting=0) == "toy-numbers n1: step 8/9 1.81 ppl"
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "reason"),
+    [
+        ("step 1/9\nmnemo: error: the disk is full\nstep 2/9\n\n", 2, "the disk is full"),
+        ("mnemo: error: first\nmnemo: error: second", 2, "second"),
+        ("step 1/9\nstep  2/9", -9, "ended by signal 9 after: step 2/9"),
+        ("mnemo: check failed: it diverged", 1, "mnemo: check failed: it diverged"),
+        ("", 70, "ended with code 70"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_last_error(log: str, code: int, reason: str, tmp_path: Path) -> None:
+    """Not a line of progress, which another thread or a worker that was killed has left."""
+    some = experiment(cell(1))
+    (path := cell_folder(tmp_path, "n1") / LOG).parent.mkdir(parents=True)
+    path.write_text("mnemo: error: of an earlier worker\n" + log)
+    ended: Any = SimpleNamespace(returncode=code)
+    worker = Worker(Task(some, some.cells("small")[0], tmp_path), ended, 0.0, logged=len(path.read_text()) - len(log))
+    pool._report(worker, failures := [], (printed := Lines()), stopping=False)
+    assert failures == [f"n1: {reason}"]
+    assert printed == [f"toy-numbers n1: {reason} ({path})"]
 
 
 class Lines(list[str]):
