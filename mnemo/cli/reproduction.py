@@ -253,9 +253,9 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
         print(f"index of all pages: {index}")
     if any(done.interrupted for _, done in ran):
         return _interrupted()
-    failures = [failure for _, done in ran for failure in done.failures]
+    failures = [f"{asked.experiment.name} {failure.place}" for asked, done in ran for failure in done.failures]
     if failures:
-        raise CheckFailed(f"{len(failures)} of the cells failed: {'; '.join(failures)}")
+        raise CheckFailed(f"{len(failures)} of the cells failed: {', '.join(failures)}")
     return 0
 
 

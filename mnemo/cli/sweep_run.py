@@ -157,7 +157,8 @@ def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
         print("mnemo: interrupted; the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
     if ran.failures:
-        raise CheckFailed(f"{plural(len(ran.failures), 'cell')} failed: {'; '.join(ran.failures)}")
+        names = ", ".join(failure.cell for failure in ran.failures)  # reasons were printed when they failed
+        raise CheckFailed(f"{plural(len(ran.failures), 'cell')} failed: {names}")
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mnemo.papers.experiment import Budget, Cell, Experiment
 from mnemo.papers.parent import PARENT
-from mnemo.papers.runner import POLL_SECONDS, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
+from mnemo.papers.runner import POLL_SECONDS, Failure, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
 from mnemo.papers.store import RESULT, cell_folder, grid_folder, is_done, load_grid, reuse
 from mnemo.training.stop_signals import NOTICES, Stop, stop_on_signals
 
@@ -65,7 +65,7 @@ def run_together(
     """Run all unfinished cells in order, `jobs` at a time; their output goes to a log in their folders."""
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
     running: list[Worker] = []
-    failures: dict[str, list[str]] = {each.name: [] for each in experiments}
+    failures: dict[str, list[Failure]] = {each.name: [] for each in experiments}
     told, shared = time.monotonic(), set[str]()
     with stop_on_signals(alone=False) as stop, _ending(running, stop):
         while running or (waiting and not stop.signal):
@@ -96,7 +96,9 @@ def run_together(
                     _report(worker, failures[worker.task.experiment.name], print_line, stop.signal is not None)
     if not stop.signal:
         for task in waiting:
-            failures[task.experiment.name].append(f"{task.cell.name}: not all of {', '.join(task.cell.after)} are done")
+            failure = Failure(task.cell.name, f"not all of {', '.join(task.cell.after)} are done")
+            failures[task.experiment.name].append(failure)
+            print_line(f"{task.experiment.name} {failure}")
     stopped = stop.signal is not None
     return [
         Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stopped)
@@ -218,14 +220,14 @@ def _end(running: Sequence[Worker], stop: Stop) -> None:
         worker.process.wait()
 
 
-def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping: bool) -> None:
+def _report(worker: Worker, failures: list[Failure], print_line: PrintLine, stopping: bool) -> None:
     task = worker.task
     name = task.cell.name
     if worker.process.returncode == 0:
         print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
     elif not stopping:
-        failures.append(f"{name}: {_reason(worker)}")
-        print_line(f"{task.experiment.name} {failures[-1]} ({cell_folder(task.grid, name) / LOG})")
+        failures.append(failure := Failure(name, _reason(worker), cell_folder(task.grid, name) / LOG))
+        print_line(f"{task.experiment.name} {failure} ({failure.log})")
 
 
 def _reason(worker: Worker) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -29,10 +30,26 @@ SECONDS_FILE = "seconds"
 POLL_SECONDS = 0.1
 
 
+class Failure(NamedTuple):
+    """A cell without a result. The reason is printed when it fails, so that an error at the end only names the cell."""
+
+    cell: str
+    reason: str
+    log: Path | None = None
+    """What its process has printed, if it had one."""
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.reason}"
+
+    @property
+    def place(self) -> str:
+        return self.cell if self.log is None else f"{self.cell} ({self.log})"
+
+
 @dataclass(frozen=True)
 class Ran:
     found: Found
-    failures: tuple[str, ...]
+    failures: tuple[Failure, ...]
     interrupted: bool = False
 
 
@@ -122,21 +139,25 @@ def run_here(
     reuse_others: bool = True,
 ) -> Ran:
     """Run all unfinished cells one after the other in this process; `reuse_others` as in `run_cell`."""
-    cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), []
+    cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), list[Failure]()
+
+    def fail(cell: Cell, reason: str) -> None:
+        failures.append(Failure(cell.name, reason))
+        print_line(f"cell {failures[-1]}")
+
     where, waiting = pick_device(device), continue_grid(experiment, budget, grid)
     try:
         while waiting:
             cell = _next_free(waiting, grid, print_line)
             waiting.remove(cell)
             if blocked := _blocked(cell, grid, experiment, budget):
-                failures.append(f"{cell.name}: {blocked} is not done")
+                fail(cell, f"{blocked} is not done")
                 continue
             print_line(announce(cell, cells))
             try:
                 run_cell(cell, cells, grid, where, watched, reuse_others)
             except (MnemoError, RuntimeError) as error:
-                failures.append(f"{cell.name}: {one_line(error)}")
-                print_line(f"cell {failures[-1]}")
+                fail(cell, one_line(error))
     except (Stopped, KeyboardInterrupt):
         return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
     return Ran(load_grid(grid, experiment, budget), tuple(failures))

@@ -220,8 +220,10 @@ def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on
 
 def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
     grid = experiment(cell(1, fails=True), cell(2), cell(3, reads=["n1"]))
-    ran = run_here(grid, "small", tmp_path, device="cpu")
-    assert ran.failures == ("n1: the sky is falling", "n3: n1 is not done")
+    ran = run_here(grid, "small", tmp_path, device="cpu", print_line=(printed := []).append)
+    reasons = ["n1: the sky is falling", "n3: n1 is not done"]
+    assert list(map(str, ran.failures)) == reasons
+    assert [line for line in printed if line.startswith("cell ")] == [f"cell {each}" for each in reasons]
     assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
 
 
@@ -449,7 +451,9 @@ def test_the_verb_reports_failures_and_wrong_names(
     known(monkeypatch, experiment(cell(1, fails=True)))
     arguments = ["--budget", "small", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(["reproduce", "toy-numbers", *arguments]) == 1
-    assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("the sky is falling") == 1
+    assert said.splitlines()[-1] == "mnemo: check failed: 1 of the cells failed: toy-numbers n1"
     assert cli.main(["reproduce", "toy-number", *arguments]) == 2
     assert "did you mean 'toy-numbers'?" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy", *arguments]) == 2

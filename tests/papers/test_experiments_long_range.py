@@ -251,7 +251,7 @@ def test_activations_shrink_with_the_long_layers(formulation: Any) -> None:
 def test_a_machine_that_is_too_small_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("mnemo.model.memory_limits.memory_bytes", lambda device: 1000)
     ran = run_here(PROFILE, "self-test", tmp_path, device="cpu")
-    assert "a training step of 6 layers needs at least" in ran.failures[0]
+    assert "a training step of 6 layers needs at least" in ran.failures[0].reason
     assert ran.found.results.cells == []
 
 

@@ -24,7 +24,7 @@ from mnemo.papers import Experiment, pool
 from mnemo.papers.jobs import training_cell
 from mnemo.papers.parent import PARENT
 from mnemo.papers.pool import LOG, Task, Worker, run_together
-from mnemo.papers.runner import run_cell, run_here
+from mnemo.papers.runner import Failure, run_cell, run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, save_cell
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import locked
@@ -110,7 +110,7 @@ def test_the_reason_of_a_failure_is_the_last_error(log: str, code: int, reason: 
     ended: Any = SimpleNamespace(returncode=code)
     worker = Worker(Task(some, some.cells("small")[0], tmp_path), ended, 0.0, logged=len(path.read_text()) - len(log))
     pool._report(worker, failures := [], (printed := Lines()), stopping=False)
-    assert failures == [f"n1: {reason}"]
+    assert failures == [Failure("n1", reason, path)] and failures[0].place == f"n1 ({path})"
     assert printed == [f"toy-numbers n1: {reason} ({path})"]
 
 
@@ -307,6 +307,7 @@ def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) ->
     ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     for each, found in zip(asked, ran, strict=True):
         assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
-        assert len(found.failures) == 2 and "'no-such-cell'; known: " in found.failures[0]
-        assert found.failures[1] == f"{first.name}: not all of x are done"
+        assert len(found.failures) == 2 and "'no-such-cell'; known: " in found.failures[0].reason
+        assert str(found.failures[1]) == f"{first.name}: not all of x are done"
+        assert f"{each.name} {found.failures[1]}" in printed
         assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
