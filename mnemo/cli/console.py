@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from mnemo.errors import MnemoError
@@ -185,3 +187,19 @@ def piped_text() -> bytes:
     if sys.stdin.isatty():
         raise MnemoError(f"{STDIN} takes the text from a pipe, but there is none: cat TEXT | mnemo VERB {STDIN}")
     return sys.stdin.buffer.read()
+
+
+def interrupted(number: int) -> int:
+    """Say on stderr that a grid goes on later; return the exit code for the signal that has stopped it."""
+    drop_closed_terminals()
+    print("mnemo: interrupted; the same command goes on", file=sys.stderr)
+    return 128 + number
+
+
+def drop_closed_terminals() -> None:
+    """After a hang-up, let output go nowhere whose terminal is gone: printing would end the command with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # no file, as in a notebook
+            handle = stream.fileno()
+            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), handle)

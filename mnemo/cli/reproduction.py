@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,6 @@ from mnemo.report.files import write_text
 from mnemo.report.findings import ANSWERS
 from mnemo.storage.weights import pick_device
 
-EXIT_INTERRUPTED = 130
 MOST_CORES = 4
 """Cells of the laptop budget that run at once by default: more processes take too much memory."""
 
@@ -174,7 +174,9 @@ def _overview(path: Path, out: Path) -> int:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """Also if the terminal is closed: workers then save, and pages are written."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _run(asked: Sequence[Asked], args: Args) -> list[Ran]:
@@ -189,7 +191,7 @@ def _run(asked: Sequence[Asked], args: Args) -> list[Ran]:
     with watching() as watcher:
         for each, grid in zip(experiments, grids, strict=True):
             if done and done[-1].interrupted:
-                done.append(Ran(load_grid(grid, each, budget), (), interrupted=True))
+                done.append(Ran(load_grid(grid, each, budget), (), done[-1].signal))
             else:
                 done.append(run_here(each, budget, grid, device=device, monitor=watcher, print_line=_print))
     return done
@@ -216,8 +218,8 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     try:
         with watching() as watcher:
             run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher, at_once=args.jobs or 1)
-    except Stopped:
-        return _interrupted()
+    except Stopped as stopped:
+        return console.interrupted(stopped.signal)
     return _show_cell(asked[0], args, name)
 
 
@@ -232,12 +234,10 @@ def _show_cell(asked: Asked, args: Args, name: str) -> int:
     return 0
 
 
-def _interrupted() -> int:
-    print("mnemo: interrupted; the same command goes on", file=sys.stderr)
-    return EXIT_INTERRUPTED
-
-
 def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
+    stopped_by = next((done.signal for _, done in ran if done.interrupted), None)
+    if stopped_by is not None:
+        console.drop_closed_terminals()
     answers = []
     for (experiment, budget), done in ran:
         page = build_page(experiment, done.found)
@@ -251,8 +251,8 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
         console.print_json(answers[0] if len(answers) == 1 else answers)
     else:
         print(f"index of all pages: {index}")
-    if any(done.interrupted for _, done in ran):
-        return _interrupted()
+    if stopped_by is not None:
+        return console.interrupted(stopped_by)
     failures = [f"{asked.experiment.name} {failure.place}" for asked, done in ran for failure in done.failures]
     if failures:
         raise CheckFailed(f"{len(failures)} of the cells failed: {', '.join(failures)}")

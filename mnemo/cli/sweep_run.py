@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mnemo.cli import EXIT_INTERRUPTED, console
+from mnemo.cli import console
 from mnemo.cli.console import format_time
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.cli.sweep import Args
@@ -136,6 +136,8 @@ class SweepMonitor(Forwarding):
 
 def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
     experiment = planned.experiment
+    if ran.interrupted:
+        console.drop_closed_terminals()
     for problem in ran.found.problems:
         print(f"mnemo: left out: {problem}", file=sys.stderr)
     if ran.found.results.cells:
@@ -153,9 +155,8 @@ def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
         for verdict in content.verdicts:
             print(f"{verdict.claim}: {ANSWERS[verdict.holds]} ({verdict.ours})")
         print(f"report: {page}")
-    if ran.interrupted:
-        print("mnemo: interrupted; the same command goes on", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    if ran.signal is not None:
+        return console.interrupted(ran.signal)
     if ran.failures:
         names = ", ".join(failure.cell for failure in ran.failures)  # reasons were printed when they failed
         raise CheckFailed(f"{plural(len(ran.failures), 'cell')} failed: {names}")

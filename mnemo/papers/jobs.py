@@ -31,6 +31,10 @@ MOST_POINTS = 400
 class Stopped(Exception):
     """Raised when a signal ends the training of a cell, which resumes from its checkpoint in the next run."""
 
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
 
 @dataclass(frozen=True)
 class Place:
@@ -124,7 +128,7 @@ def train_here(recipe: Recipe, place: Place, name: str = "training") -> dict[str
     begin_run(recipe, place)
     outcome = train(place.run, monitor=place.monitor)
     if outcome.signal is not None:
-        raise Stopped
+        raise Stopped(outcome.signal)
     if outcome.early_end is not None:
         place.monitor.note(f"{name} {outcome.early_end}")
     (found,), _ = read_runs([place.run])

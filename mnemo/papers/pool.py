@@ -99,9 +99,8 @@ def run_together(
             failure = Failure(task.cell.name, f"not all of {', '.join(task.cell.after)} are done")
             failures[task.experiment.name].append(failure)
             print_line(f"{task.experiment.name} {failure}")
-    stopped = stop.signal is not None
     return [
-        Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stopped)
+        Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stop.signal)
         for each in experiments
     ]
 

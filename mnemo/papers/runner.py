@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +51,12 @@ class Failure(NamedTuple):
 class Ran:
     found: Found
     failures: tuple[Failure, ...]
-    interrupted: bool = False
+    signal: int | None = None
+    """What stopped the grid before its end, if it was stopped."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.signal is not None
 
 
 PrintLine = Callable[[str], None]
@@ -146,6 +152,7 @@ def run_here(
         print_line(f"cell {failures[-1]}")
 
     where, waiting = pick_device(device), continue_grid(experiment, budget, grid)
+    stopped_by = None
     try:
         while waiting:
             cell = _next_free(waiting, grid, print_line)
@@ -158,9 +165,11 @@ def run_here(
                 run_cell(cell, cells, grid, where, watched, reuse_others)
             except (MnemoError, RuntimeError) as error:
                 fail(cell, one_line(error))
-    except (Stopped, KeyboardInterrupt):
-        return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
-    return Ran(load_grid(grid, experiment, budget), tuple(failures))
+    except Stopped as stopped:
+        stopped_by = stopped.signal
+    except KeyboardInterrupt:
+        stopped_by = int(signal.SIGINT)
+    return Ran(load_grid(grid, experiment, budget), tuple(failures), stopped_by)
 
 
 def is_made_elsewhere(grid: Path, cell: Cell) -> bool:

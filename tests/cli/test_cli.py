@@ -6,6 +6,8 @@ import io
 import json
 import os
 import platform
+import pty
+import signal
 import subprocess
 import sys
 import types
@@ -207,3 +209,17 @@ def test_progress_draws_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_times_read_well() -> None:
     assert [console.format_time(seconds) for seconds in (7.6, 125, 12000)] == ["8s", "2m05s", "3h20m"]
+
+
+def test_output_to_a_closed_terminal_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, handle = pty.openpty()
+    with os.fdopen(handle, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        console.drop_closed_terminals()
+        assert output.isatty()  # it is open
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output"):
+            print("not shown", flush=True)
+        assert console.interrupted(signal.SIGHUP) == 129
+        print("nor this", flush=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.monitors import Signaller
 from helpers.tiny_runs import sample_text
 
 from mnemo import cli
 from mnemo.papers import jobs
+from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_header import load_header
 from mnemo.training import training_speed
 
@@ -109,6 +112,15 @@ def test_an_interrupted_sweep_goes_on_and_can_grow(
     assert cli.main([*TWO, "--seeds", "2"]) == 0
     assert len(losses()) == 4
     assert (CELLS / "none-seed1111/result.json").stat().st_mtime_ns == before
+
+
+def test_the_exit_code_of_a_sweep_names_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = jobs.train
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "train", lambda run, monitor: train(run, monitor=Signaller(signal.SIGTERM)))
+        assert cli.main([*TWO, "--seeds", "1"]) == 128 + signal.SIGTERM
+    assert checkpoint_steps(CELLS / "none-seed1111" / "run")[-1] == 2  # in the evaluation after it
+    assert not Path("runs/sweep-book/results.json").exists()
 
 
 def test_a_sweep_that_is_running_is_not_begun_again(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.edited_files import edit_json
+from helpers.marks import few
+from helpers.monitors import Signaller
 from helpers.toy_experiment import cell, experiment, folders, known, lines, made, tiny, toy_command, use_numbers
 
 from mnemo import cli
@@ -36,7 +37,8 @@ from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig
 from mnemo.report.experiment_markdown import experiment_markdown
 from mnemo.storage.run_folder import locked
-from mnemo.training import Status, Unwatched
+from mnemo.training import Unwatched
+from mnemo.training.stop_signals import SIGNALS
 
 CPU = torch.device("cpu")
 
@@ -227,21 +229,34 @@ def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: 
     assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
 
 
-class StopsAt(Unwatched):
-    def __init__(self, step: int) -> None:
-        self.step = step
+class StopsAt(Signaller):
+    unit = ""
 
-    def trained(self, status: Status) -> None:
-        if status.step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
+
+@pytest.mark.parametrize("number", few(SIGNALS, lambda number: number == signal.SIGUSR1))
+def test_the_exit_code_names_the_signal(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the first experiment, which is stopped; the second one is not begun."""
+    train = training_cell("one", tiny(steps=6), {})
+    known(monkeypatch, experiment(train), experiment(train, name="toy-more"))
+    monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(StopsAt(number, step=3)))
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, a hang-up would stay ignored
+    try:
+        assert cli.main(["reproduce", "toy-numbers", "toy-more", *toy_command(tmp_path)[2:]]) == 128 + number
+        assert cli.main([*toy_command(tmp_path), "--cell", "one"]) == 0  # goes on after step 3
+    finally:
+        signal.signal(number, before)
+    assert "mnemo: interrupted; the same command goes on" in capsys.readouterr().err
+    assert not grid_folder(tmp_path / "out", "toy-more", "small").exists()
 
 
 def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path) -> None:
     scores = {"short": {"split": "valid", "batch": 2, "limit": 200, "memory": 2}}
     grid = experiment(training_cell("one", tiny(steps=6), {"model": "A"}, scores))
     whole = run_here(grid, "small", tmp_path / "whole", device="cpu")
-    stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
-    assert stopped.interrupted and not stopped.found.results.cells
+    stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=StopsAt(signal.SIGTERM, step=3))
+    assert stopped.signal == signal.SIGTERM and not stopped.found.results.cells
     kept = tmp_path / "stopped" / "cells" / "one" / "seconds"
     before, shared = kept.read_text().split()
     assert float(before) > 0 and shared == "1"
