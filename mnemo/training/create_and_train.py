@@ -120,7 +120,7 @@ def train(
         raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
     config = header.recipe.train
     kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
-    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
+    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1, tell=world.rank == 0) as stop:
         world.main(lambda: stack.enter_context(run_folder.locked(folder)))
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         for line in describe_run(trainer, header):

@@ -22,6 +22,7 @@ from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
 from mnemo.cli.watching import watching
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.training import create_run, train
+from mnemo.training.stop_signals import stop_on_signals
 
 ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--name", "run"]
 COMMAND = [sys.executable, "-m", "mnemo", *TRAIN_COMMAND, *ENDLESS]
@@ -83,6 +84,57 @@ def test_a_second_signal_is_obeyed_at_once_but_not_notices(signals: list[signal.
     done = subprocess.run([sys.executable, "-c", TWICE.format(signals=numbers)], capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{each} {numbers[0]}" for each in numbers[:survived]], done.stderr
     assert done.returncode == (0 if survived == len(numbers) else -numbers[survived])
+
+
+STOPPING = "mnemo: stopping after this step"
+INSIST = "; a second Ctrl-C stops at once, without saving"
+
+
+@pytest.mark.parametrize(
+    ("number", "alone", "line"),
+    [
+        (signal.SIGINT, True, STOPPING + INSIST),
+        (signal.SIGUSR1, True, STOPPING),  # a notice: the next Ctrl-C is the first one
+        (signal.SIGINT, False, STOPPING),  # one of several processes, which ignore a second one
+    ],
+)
+def test_the_first_signal_is_acknowledged_at_once(
+    number: signal.Signals, alone: bool, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with stop_on_signals(alone, tell=True):
+        os.kill(os.getpid(), number)
+        assert capfd.readouterr().err == line + "\n"
+        os.kill(os.getpid(), number)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_acknowledges_a_signal_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "run", monitor=Signaller(signal.SIGTERM, step=4)).step == 4
+    assert capfd.readouterr().err == STOPPING + INSIST + "\n"
+
+
+def test_on_a_terminal_the_line_is_below_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live line of a run, and `^C`."""
+    terminal, handle = pty.openpty()
+    with os.fdopen(handle, "w") as output:
+        monkeypatch.setattr("sys.stderr", output)
+        output.write("training 3/9^C")
+        output.flush()
+        with stop_on_signals(tell=True):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert os.read(terminal, 1000).decode() == f"training 3/9^C\r\n{STOPPING}{INSIST}\r\n"
+        os.close(terminal)
+        with stop_on_signals(tell=True) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+
+
+def test_output_that_is_no_file_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for output in (io.StringIO(), None):
+        monkeypatch.setattr("sys.stderr", output)
+        with stop_on_signals(tell=True) as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
 
 
 def test_nohup_keeps_its_meaning(tmp_path: Path) -> None:
