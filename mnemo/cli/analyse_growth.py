@@ -11,7 +11,8 @@ from torch import Tensor
 from mnemo.analysis.growth import Sizes, most_grown, sizes
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
-from mnemo.cli.analyse_text import load_text, made_folder
+from mnemo.cli.analyse_text import load_text
+from mnemo.cli.run_arguments import made_folder
 from mnemo.files.json_file import without_nan
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.checkpoint import checkpoint_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceOb
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.console import STDIN
+from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.second_segment import require_two_segments
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
@@ -51,14 +51,6 @@ def analyse(args: Args) -> int:
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
     console.print_json(answer) if args.json else _print(answer)
     return 0
-
-
-def made_folder(path: Path) -> Path:
-    """Create the folder before the work begins, so that an error costs no time."""
-    path.mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK):
-        raise MnemoError(f"{path} cannot be written to: choose another folder with --out")
-    return path
 
 
 def load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mnemo.cli import console
 from mnemo.cli.reproduce import Args
+from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError, unknown
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
@@ -48,6 +49,8 @@ def reproduce(args: Args, budget: Budget | None) -> int:
         return _one_cell(asked, args, args.cell)
     if not args.report:
         _check_machine(asked, args)
+        made_folder(args.out)
+    made_folder(args.site, "--site")
     return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
 
 
@@ -215,6 +218,7 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
         raise MnemoError(f"{name} needs the results of {', '.join(before)}: run --cell {before[0]} first")
     if CHECKED not in os.environ:
         _check_machine([Asked(replace(experiment, cells=lambda budget: [cell]), budget)], args)
+    made_folder(args.out)
     try:
         with watching() as watcher:
             run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher, at_once=args.jobs or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,6 +127,17 @@ def require_existing(path: Path | None) -> None:
     """Raise an error if a path was given and does not exist."""
     if path is not None and not path.exists():
         raise MnemoError(f"{path} is missing")
+
+
+def made_folder(path: Path, option: str = "--out") -> Path:
+    """Create the folder of an option before the work begins, so that an error costs no time."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # for example a file in its place
+        raise MnemoError(f"there can be no folder {path} ({error.strerror}): choose another with {option}") from None
+    if not os.access(path, os.W_OK):
+        raise MnemoError(f"{path} cannot be written to: choose another folder with {option}")
+    return path
 
 
 def require_corpus(name: str) -> None:

@@ -437,6 +437,32 @@ def test_one_cell_reads_others_from_a_copied_file_of_results(
     assert [each.cell.name for each in load_grid(grid, both, "small").results.cells] == ["n1", "n2"]
 
 
+@pytest.mark.parametrize(
+    ("option", "further"),
+    [("--out", []), ("--out", ["--cell", "n1"]), ("--out", ["--jobs", "2"]), ("--site", []), ("--site", ["--report"])],
+)
+@pytest.mark.parametrize("inside", ["", "within"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(
+    option: str,
+    further: list[str],
+    inside: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    if "--report" in further:
+        assert cli.main(toy_command(tmp_path)) == 0
+    (tmp_path / "file").write_text("")
+    wrong = tmp_path / "file" / inside
+    monkeypatch.setitem(JOBS, "number", lambda *given: pytest.fail("it was run"))
+    capsys.readouterr()
+    assert cli.main([*toy_command(tmp_path), option, str(wrong), *further]) == 2
+    said = capsys.readouterr()
+    assert f"mnemo: error: there can be no folder {wrong} (" in said.err and not said.out
+    assert said.err.splitlines()[-1].endswith(f"): choose another with {option}")
+
+
 def test_stored_results_are_judged_again_and_stay_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
