@@ -31,8 +31,8 @@ class Args:
     names: Annotated[Several[str], tyro.conf.Positional] = ()
     """Experiments, such as rmt-copy."""
     list: bool = False
-    """Show every experiment, or those that are named: its budgets, how much of them has results under --out, and the
-    claim that it tests."""
+    """Show every experiment, or those that are named or have --budget: its budgets, how much of them has results under
+    --out, and the claim that it tests."""
     budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
     """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
     the main claims on enwik8 and on RMT's tasks, for the experiments gpu-*, each sized for half an hour of one GPU;
@@ -51,7 +51,8 @@ class Args:
     """Run this cell only, unless it is done. --jobs then says how many cells you run at the same time, which is stored
     with its seconds."""
     report: bool = False
-    """Run nothing: judge the stored results again and write their pages; without names, of all experiments."""
+    """Run nothing: judge the stored results again and write their pages; without names, of all experiments, and without
+    --budget at all budgets."""
     overview: Path | None = None
     """Run nothing: write tables of the main numbers and of all results under --out to this Markdown file."""
     json: bool = False
@@ -69,9 +70,10 @@ def run(args: Args) -> int:
         check_name(name)
     budget = None if args.budget is None else _budget(args.budget)
     if not (args.names or args.list or args.report or args.overview or budget in MAIN_CLAIMS):
+        needs = "name an experiment" if budget is None else f"--budget {budget} needs the names of experiments"
         raise MnemoError(
-            "name an experiment: mnemo reproduce --list shows all; mnemo reproduce --budget laptop shows the main "
-            "claim of every paper"
+            f"{needs}: mnemo reproduce --list shows all; mnemo reproduce --budget laptop shows the main claim of every "
+            "paper"
         )
     from mnemo.cli.reproduction import reproduce
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mnemo.cli import console
-from mnemo.cli.reproduce import Args
+from mnemo.cli.reproduce import MAIN_CLAIMS, Args
 from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError, unknown
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 def reproduce(args: Args, budget: Budget | None) -> int:
     """`budget`: None for the default of each experiment."""
     if args.list:
-        return _list(args.names, args.out, args.json)
+        return _list(args, budget)
     if args.overview is not None:
         return _overview(args.overview, args.out)
     asked = _asked(args, budget)
@@ -56,13 +56,12 @@ def reproduce(args: Args, budget: Budget | None) -> int:
 
 def _asked(args: Args, budget: Budget | None) -> list[Asked]:
     """The experiments to run or to report, each with a budget that it has."""
-    asked = [Asked(each, budget or each.budgets[1]) for each in _named(args, budget)]
+    if args.report and not args.names:
+        return _stored(args.out, budget)
+    named = [find_experiment(name) for name in dict.fromkeys(args.names)] or _with_budget(budget)
+    asked = [Asked(each, budget or each.budgets[1]) for each in named]
     for each in asked:
-        if each.budget not in each.experiment.budgets:
-            raise MnemoError(
-                f"{each.experiment.name} has no budget {each.budget}, only {', '.join(each.experiment.budgets)}"
-                f"; mnemo reproduce --budget laptop runs {', '.join(_with_budget('laptop'))}"
-            )
+        _require_budget(each)
         if args.report and not has_results(args.out, *each):
             raise _no_results(args.out, each)
     if not args.report and len({each.budget for each in asked}) > 1:
@@ -70,21 +69,30 @@ def _asked(args: Args, budget: Budget | None) -> list[Asked]:
     return asked
 
 
-def _with_budget(budget: Budget) -> dict[str, Experiment]:
-    return {name: each for name, each in every_experiment().items() if budget in each.budgets}
+def _with_budget(budget: Budget | None) -> list[Experiment]:
+    return [each for each in every_experiment().values() if budget is None or budget in each.budgets]
 
 
-def _named(args: Args, budget: Budget | None) -> list[Experiment]:
-    if args.names:
-        return [find_experiment(name) for name in dict.fromkeys(args.names)]
-    if args.report:
-        known = every_experiment().values()
-        stored = [each for each in known if has_results(args.out, each, budget or each.budgets[1])]
-        if not stored:
-            raise _no_results(args.out)
-        return stored
-    assert budget is not None
-    return list(_with_budget(budget).values())
+def _require_budget(asked: Asked) -> None:
+    experiment, budget = asked
+    if budget in experiment.budgets:
+        return
+    others = ", ".join(each.name for each in _with_budget(budget))
+    runs = f"; mnemo reproduce --budget {budget} runs {others}" if budget in MAIN_CLAIMS else ""
+    raise MnemoError(f"{experiment.name} has no budget {budget}, only {', '.join(experiment.budgets)}{runs}")
+
+
+def _stored(out: Path, budget: Budget | None = None) -> list[Asked]:
+    """What has results, at one budget or at all."""
+    asked = [Asked(each, its) for each in _with_budget(budget) for its in each.budgets if budget in (None, its)]
+    if not (found := [each for each in asked if has_results(out, *each)]):
+        raise _nothing_in(out, budget)
+    return found
+
+
+def _nothing_in(out: Path, budget: Budget | None = None) -> MnemoError:
+    at, flag = (f" at budget {budget}", f" --budget {budget}") if budget else ("", "")
+    return MnemoError(f"there are no results{at} in {out}: mnemo reproduce NAME{flag} --out {out} makes some")
 
 
 def _check_machine(asked: Sequence[Asked], args: Args) -> None:
@@ -116,14 +124,12 @@ def _jobs(asked: Sequence[Asked], args: Args) -> int:
     return min(MOST_CORES, os.cpu_count() or 1) if asked[0].budget == "laptop" else 1
 
 
-def _no_results(out: Path, asked: Asked | None = None) -> MnemoError:
-    if asked is None:
-        return MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
-    name = asked.experiment.name
-    return MnemoError(
-        f"there are no results of {name} at budget {asked.budget} in {out}: mnemo reproduce {name} --budget "
-        f"{asked.budget} --out {out} makes them"
-    )
+def _no_results(out: Path, asked: Asked) -> MnemoError:
+    experiment, budget = asked
+    others = [each for each in experiment.budgets if has_results(out, experiment, each)]
+    hint = f"there are some at --budget {' and '.join(others)}" if others else ""
+    makes = f"mnemo reproduce {experiment.name} --budget {budget} --out {out} makes them"
+    return MnemoError(f"there are no results of {experiment.name} at budget {budget} in {out}: {hint or makes}")
 
 
 class Counted(NamedTuple):
@@ -136,14 +142,14 @@ class Counted(NamedTuple):
         return "done" if self.done == self.cells else f"{self.done} of {self.cells} cells"
 
 
-def _list(names: Sequence[str], out: Path, as_json: bool) -> int:
-    listed = [find_experiment(name) for name in names] or list(every_experiment().values())
-    if as_json:
-        console.print_json([_described(each, out) for each in listed])
+def _list(args: Args, budget: Budget | None) -> int:
+    listed = [find_experiment(name) for name in args.names] or _with_budget(budget)
+    if args.json:
+        console.print_json([_described(each, args.out) for each in listed])
         return 0
-    width = max(len(each.name) for each in listed)
+    width = max((len(each.name) for each in listed), default=0)
     for each in listed:
-        budgets = ", ".join(_with_results(Asked(each, budget), out) for budget in each.budgets if budget != "self-test")
+        budgets = ", ".join(_with_results(Asked(each, its), args.out) for its in each.budgets if its != "self-test")
         print(f"{each.name:<{width}}  [{budgets}] {', '.join(each.covers)}: {each.claim}")
     return 0
 
@@ -170,7 +176,7 @@ def _counted(asked: Asked, out: Path) -> Counted:
 def _overview(path: Path, out: Path) -> int:
     text = overview_markdown(out, path.resolve().parent)
     if text is None:
-        raise _no_results(out)
+        raise _nothing_in(out)
     write_text(path, text)
     print(path)
     return 0

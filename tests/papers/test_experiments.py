@@ -518,8 +518,8 @@ def test_the_verb_reports_failures_and_wrong_names(
 def test_the_list_says_how_much_of_each_budget_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def listed() -> str:
-        assert cli.main(["reproduce", "--list", *folders(tmp_path)]) == 0
+    def listed(*options: str) -> str:
+        assert cli.main(["reproduce", "--list", *folders(tmp_path), *options]) == 0
         return capsys.readouterr().out
 
     known(monkeypatch, experiment(cell(1), cell(2)))
@@ -531,6 +531,30 @@ def test_the_list_says_how_much_of_each_budget_is_done(
     assert budgets["small"] == {"cells": 2, "done": 1} and budgets["self-test"] == {"cells": 2, "done": 0}
     assert cli.main(toy_command(tmp_path)) == 0
     assert "[small: done, paper]" in listed()
+    assert listed("--budget", "paper") == listed() and listed("--budget", "laptop") == ""
+
+
+def test_reports_without_names_are_of_everything_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    arguments = [*folders(tmp_path), "--device", "cpu"]
+    assert cli.main(["reproduce", *arguments, "--report"]) == 2
+    assert f"there are no results in {tmp_path / 'out'}: " in capsys.readouterr().err
+    for budget in ("self-test", "paper"):
+        assert cli.main(["reproduce", "toy-numbers", "--budget", budget, *arguments]) == 0
+    shutil.rmtree(tmp_path / "site")
+    assert cli.main(["reproduce", *arguments, "--report"]) == 0
+    assert {page.parent.name for page in (tmp_path / "site").glob("*/*/report.html")} == {"self-test", "paper"}
+    shutil.rmtree(tmp_path / "site")
+    assert cli.main(["reproduce", *arguments, "--report", "--budget", "paper"]) == 0
+    assert {page.parent.name for page in (tmp_path / "site").glob("*/*/report.html")} == {"paper"}
+    capsys.readouterr()
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--report"]) == 2
+    said = capsys.readouterr().err
+    assert "no results of toy-numbers at budget small" in said and "some at --budget self-test and paper\n" in said
+    assert cli.main(["reproduce", *arguments, "--report", "--budget", "small"]) == 2
+    assert "there are no results at budget small in" in capsys.readouterr().err
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

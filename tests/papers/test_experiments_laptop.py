@@ -144,7 +144,9 @@ def test_without_names_the_laptop_budget_runs_them_all(
     capsys.readouterr()
     for argv, words in (
         (["xl-ptb", "--budget", "laptop"], "xl-ptb has no budget laptop, only self-test, small, paper"),
-        (["laptop-xl", "--budget", "small"], "laptop-xl has no budget small"),
+        (["laptop-xl", "--budget", "small"], "laptop-xl has no budget small, only self-test, laptop\n"),
+        (["laptop-xl", "--budget", "gpu"], "only self-test, laptop; mnemo reproduce --budget gpu runs gpu-xl, "),
+        (["--budget", "self-test"], "--budget self-test needs the names of experiments"),
         (["laptop-xl", "xl-ptb"], "different budgets"),
         (["xl-ptb", "--budget", "huge"], "'huge' is not one of self-test, laptop, small, gpu, paper"),
         ([], "mnemo reproduce --budget laptop"),
