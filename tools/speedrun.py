@@ -132,9 +132,13 @@ def _largest_norm(run: Run, warmup: int) -> float | None:
 
 
 def _scores(run: Run) -> list[dict[str, Any]]:
-    found = [load_json(path)["score"] for path in (run.path / "results").glob("score-*.json")]
+    """Single scores and those of sweeps, each once."""
+    results = run.path / "results"
+    found = [load_json(path)["score"] for path in results.glob("score-*.json")]
+    found += [score for path in results.glob("sweep-*.json") for score in load_json(path)["scores"]]
     scores = [{name: score[name] for name in SCORED_BY} | {"bpc": _rounded(score["loss"])} for score in found]
-    return sorted(scores, key=lambda score: [score[name] for name in ("split", "tokens", "batch", "memory")])
+    once = [score for at, score in enumerate(scores) if score not in scores[:at]]
+    return sorted(once, key=lambda score: [score[name] for name in ("split", "tokens", "batch", "memory")])
 
 
 def _thinned(metrics: Sequence[Metric]) -> list[Metric]:

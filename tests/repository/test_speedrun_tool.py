@@ -66,6 +66,8 @@ def make_folder(folder: Path, seed: int = RECIPE.train.seed, bpc: float = 1.5) -
         score = dict(split=split, memory=memory, batch=batch, segment=512, context=0, clamp=None, tokens=1000)
         score |= {"loss": bits * math.log(2)}
         write_json(folder / "results" / f"score-{number}.json", {"format_version": 1, "score": score})
+    sweep = {"format_version": 1, "scores": [score, score | {"memory": 2048, "loss": 2.5 * math.log(2)}]}
+    write_json(folder / "results" / "sweep-test.json", sweep)
     return folder
 
 
@@ -89,6 +91,7 @@ def test_the_record_has_the_numbers_of_the_run(folder: Path) -> None:
     assert scores == [
         ("test", 1, 512, 2.0),
         ("test", 1, 1024, 1.5),
+        ("test", 1, 2048, 2.5),
         ("test", 32, 1024, 1.75),
         ("valid", 32, 1024, 1.25),
     ]
