@@ -76,8 +76,8 @@ class Args:
     """With --alternatives: measure how fast the rows train, which sets their numbers of steps and fills the caches of
     compilers; the same command without this option then trains them."""
     few_warps: bool = False
-    """With --alternatives: leave out variants of flash-linear-attention's kernels with more than two warps, which
-    compilers have broken on some GPUs; slower."""
+    """With --alternatives: leave out variants of flash-linear-attention's products with more than two warps, of which
+    compilers have broken some; perhaps slower."""
     merge: bool = False
     """With --alternatives: measure nothing, and put the rows in --runs together."""
     commit: str | None = None

@@ -112,7 +112,9 @@ def _too_slow(recipe: Recipe, device: torch.device, flops: float) -> Iterator[st
     if precision in ("bf16", "fp16") and not has_bf16_products():
         reasons.append(f"{precision} is slow on this processor")
     if days > MOST_CPU_DAYS:
-        reasons.append(f"a few cores, which compute {CPU_FLOPS / 1e9:g} GFLOP/s, take about {days:,.0f} days")
+        reasons.append(
+            f"a few cores, which compute {CPU_FLOPS / 1e9:g} GFLOP/s, take about {plural(round(days), 'day')}"
+        )
     if device.type == "cpu" and reasons:
         yield f"the device is a CPU, and this recipe is meant for a GPU: {', '.join(reasons)}"
 

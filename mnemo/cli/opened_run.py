@@ -110,7 +110,7 @@ def encode_text(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
     if str(path) == STDIN:
         return encode(tokenizer, piped_text(), "the text from the pipe")
     tokens, (kind, _) = encode_file(tokenizer, Path(path)), kind_of_text(Part(Path(path)))
-    if kind in ("binary", "not UTF-8"):
+    if kind in NOT_TEXT:
         print(f"mnemo: warning: {path} is {NOT_TEXT[kind]}: its bytes are read as they are", file=sys.stderr)
     return tokens
 

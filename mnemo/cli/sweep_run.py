@@ -63,7 +63,7 @@ def sweep(args: Args, memories: Sequence[str], name: str, text: OwnText | None, 
         command=command,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):  # two commands would skip the cells of each other and report them as failed
+    with locked(folder):  # a second command would wait for the cells of the first
         write_json(folder / SWEEP, {"recipe": to_json(settle_lengths(args.recipe)), "command": command})
         with watching() as watcher:
             ran = _run(planned, folder, args.recipe.train.device, watcher)

@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def watching(stream: TextIO | None = None) -> Iterator[Monitor]:
-    """Show a live line on a terminal; elsewhere a plain line every time metrics are written.
+    """Show a live line on a terminal; elsewhere a plain line every time metrics are written, or progress is reported.
 
     Nothing is shown any more once the output is gone, for example with a closed terminal; the run goes on and saves.
     """

@@ -17,7 +17,7 @@ from mnemo.papers.experiment import Budget
 from mnemo.papers.gpu.lamemo import STILL_PREDICTS
 from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
 from mnemo.papers.main_figures import ARMT_PAPER, trained_length
-from mnemo.papers.records import scores_that_count, seeds_in_words, slowest_seconds, with_deviation
+from mnemo.papers.records import score_in_words, scores_that_count, seeds_in_words, slowest_seconds
 from mnemo.papers.xl.language_modelling import ENWIK8
 
 HOLDS, FINDING = "yes", "our finding"
@@ -69,7 +69,7 @@ def enwik8(evidence: Evidence) -> Headline | None:
     if run is None or entry.paper is None or fmean(scores_that_count(run)) > entry.paper:
         return None
     ours = (
-        f"{with_deviation(scores_that_count(run))} bpc with {run['parameters'] / 1e6:.0f}M parameters after "
+        f"{score_in_words(run)} bpc with {run['parameters'] / 1e6:.0f}M parameters after "
         f"{slowest_seconds(run):,.0f} s of training on one H200 ({seeds_in_words(run)})"
     )
     return Headline(

@@ -16,13 +16,21 @@ PARENT = "MNEMO_PARENT"
 POLL_SECONDS = 1.0
 
 
+NOTICE = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""Saves and ends training. A parent that was killed may have sent SIGTERM before, after which another SIGTERM would
+end the worker while it saves; a notice never does."""
+
+
 def end_with_parent() -> None:
-    """In a worker, start a thread that stops it as SIGTERM does once its parent is gone: training is saved first."""
-    if (parent := os.environ.get(PARENT)) is not None:
+    """In a worker, start a thread that stops it once its parent is gone: training finishes its step and is saved.
+
+    Not on Windows, where a launcher stands between the two, and a process keeps the id of a parent that is gone.
+    """
+    if (parent := os.environ.get(PARENT)) is not None and os.name != "nt":
         threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
 
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), NOTICE)

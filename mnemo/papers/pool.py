@@ -90,8 +90,8 @@ def run_together(
                 told = time.monotonic()
                 print_line(news(running, len(waiting) - len(elsewhere), len(elsewhere)))
             for worker in _take_ended(running):
-                if worker.process.returncode and is_made_elsewhere(worker.task.grid, worker.task.cell):
-                    waiting.append(worker.task)  # another command has taken it at the same moment
+                if worker.process.returncode and _taken_elsewhere(worker.task):
+                    waiting.append(worker.task)
                 else:
                     _report(worker, failures[worker.task.experiment.name], print_line, stop.signal is not None)
     if not stop.signal:
@@ -108,6 +108,11 @@ def run_together(
 def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
     grid = grid_folder(out, experiment.name, budget)
     return [Task(experiment, cell, grid) for cell in continue_grid(experiment, budget, grid)]
+
+
+def _taken_elsewhere(task: Task) -> bool:
+    """Whether another command has taken the cell at the same moment as this one."""
+    return is_made_elsewhere(task.grid, task.cell) or is_done(task.grid, task.cell)
 
 
 def _made_already(task: Task, budget: Budget) -> str | None:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from collections.abc import Mapping
 from typing import Any
+
+from mnemo.errors import plural
+from mnemo.papers.grid import Measure
 
 Record = Mapping[str, Any]
 """The content of a file."""
+SCORE = Measure(unit="bpc", digits=4, scale="bpc")
 
 
 def counting_score(run: Record, memory: int) -> float | None:
@@ -25,15 +28,13 @@ def scores_that_count(record: Record) -> list[float]:
     return [score for run in record["runs"] if (score := counting_score(run, memory)) is not None]
 
 
-def with_deviation(values: Sequence[float], digits: int = 4) -> str:
-    """`1.0526`, or mean and standard deviation if there are several."""
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {stdev(values):.{digits}f}"
+def score_in_words(record: Record) -> str:
+    """Mean over the seeds, with the standard deviation of several."""
+    return SCORE.text(scores_that_count(record))
 
 
 def seeds_in_words(record: Record) -> str:
-    count = len(scores_that_count(record))
-    return f"{count} seed{'s' if count > 1 else ''}"
+    return plural(len(scores_that_count(record)), "seed")
 
 
 def slowest_seconds(record: Record) -> float:

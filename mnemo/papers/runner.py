@@ -23,7 +23,7 @@ from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
 from mnemo.papers.store import Found, cell_folder, is_done, load_grid, missing, reuse, save_cell, unpack
-from mnemo.storage.run_folder import in_use, locked
+from mnemo.storage.run_folder import InUse, in_use, locked
 from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
@@ -164,6 +164,9 @@ def run_here(
             try:
                 run_cell(cell, cells, grid, where, watched, reuse_others)
             except (MnemoError, RuntimeError) as error:
+                if isinstance(error, InUse) and error.folder == cell_folder(grid, cell.name):
+                    waiting.insert(0, cell)  # another command has taken it at the same moment
+                    continue
                 fail(cell, one_line(error))
     except Stopped as stopped:
         stopped_by = stopped.signal

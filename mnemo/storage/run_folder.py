@@ -221,6 +221,12 @@ def remove_best(folder: Path) -> None:
     (folder / BEST).unlink(missing_ok=True)
 
 
+class InUse(MnemoError):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} is in use by another process")
+        self.folder = folder
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
@@ -228,7 +234,7 @@ def locked(folder: Path) -> Iterator[None]:
         if not takes_lock(file):
             time.sleep(LOOK_SECONDS)  # `in_use` of another process holds the lock for an instant
             if not takes_lock(file):
-                raise MnemoError(f"{folder} is in use by another process")
+                raise InUse(folder)
         yield
 
 

@@ -45,7 +45,12 @@ class Clock:
         """`seconds` and `step`: the time and updates of the run so far."""
         now = time.monotonic()
         self._zero, self._first_step, self._start = now - seconds, step, now
-        self._mark, self._tokens, self._updates = now, 0, 0
+        self._mark, self._tokens = now, 0
+        self._shown = now
+        """When the last line was shown"""
+        self._updates, self._reference = 0, (now, 0, 0)
+        """Updates of this process; time, updates and tokens at the beginning of what the next estimate is made from"""
+        self._all_tokens = 0
 
     def total(self) -> float:
         return time.monotonic() - self._zero
@@ -55,30 +60,46 @@ class Clock:
         """Leave the time inside this context out of the speed."""
         begin = time.monotonic()
         yield
-        self._mark += time.monotonic() - begin
+        paused = time.monotonic() - begin
+        reference, *counts = self._reference
+        self._mark, self._shown = self._mark + paused, self._shown + paused
+        self._reference = (reference + paused, *counts)
 
     def count(self, tokens: int) -> None:
         self._tokens += tokens
-        self._updates += 1
-
-    def rate(self) -> float:
-        """Tokens per second since the last lap."""
-        return self._tokens / max(1e-9, time.monotonic() - self._mark)
+        self._all_tokens += tokens
 
     def lap(self) -> float:
-        """The same, and begin the next lap."""
-        rate = self.rate()
-        self._mark, self._tokens, self._updates = time.monotonic(), 0, 0
+        """Tokens per second since the last lap."""
+        now = time.monotonic()
+        rate = self._tokens / max(1e-9, now - self._mark)
+        self._mark, self._tokens = now, 0
         return rate
+
+    def end_update(self) -> None:
+        self._updates += 1
+        if self._updates == 1:  # it may have compiled the model
+            self._reference = (time.monotonic(), 1, self._all_tokens)
+
+    def is_quiet(self) -> bool:
+        """Whether no line was shown for long, while there were updates from which a speed can be told."""
+        return self._updates > self._reference[1] and time.monotonic() - self._shown > QUIET_SECONDS
+
+    def show(self) -> None:
+        """A line is shown; the next estimate begins here."""
+        self._shown = time.monotonic()
+        self._reference = (self._shown, self._updates, self._all_tokens)
+
+    def recent(self) -> tuple[float, float]:
+        """Tokens per second and seconds of an update, since the last line or the first update of this process."""
+        since, updates, tokens = self._reference
+        seconds = max(1e-9, time.monotonic() - since)
+        return (self._all_tokens - tokens) / seconds, seconds / (self._updates - updates)
 
     def left(self, step: int, steps: int) -> float:
         """Estimated seconds until the last step."""
         done = max(1, step - self._first_step)
         return (time.monotonic() - self._start) / done * (steps - step)
-
-    def left_at_this_rate(self, num_steps: int) -> float:
-        """Estimated seconds of further updates, by those of this lap."""
-        return (time.monotonic() - self._mark) / max(1, self._updates) * num_steps
 
 
 class PendingStep(NamedTuple):
@@ -108,7 +129,6 @@ class TrainingLog:
         self.metrics, self.timing, self.config, self.world = metrics, timing, config, world
         self.monitor, self.tracker, self.clock, self.watch = monitor, tracker, clock, watch
         self.pending: list[PendingStep] = []
-        self._shown = time.monotonic()
 
     @staticmethod
     @contextmanager
@@ -169,13 +189,21 @@ class TrainingLog:
             self.metrics.append(event)
 
     def end_step(self, progress: Progress, lr: float) -> Progress:
-        """Write a line of metrics after a step, if one is due."""
+        """Write a line of metrics after a step, if one is due; else show a line, if there was none for long."""
+        self.clock.end_update()
         if progress.step % self.config.log_every == 0 or progress.step == self.config.steps:
             return self._write_interval(progress, lr)
-        if time.monotonic() - self._shown > QUIET_SECONDS:
-            left = self.clock.left_at_this_rate(self.config.steps - progress.step)
-            self._trained(Status(progress.step, self.config.steps, None, lr, self.clock.rate(), left))
+        if self.clock.is_quiet():
+            self._wait_for_device()
+            rate, seconds = self.clock.recent()
+            left = seconds * (self.config.steps - progress.step)
+            self._trained(Status(progress.step, self.config.steps, None, lr, rate, left))
         return progress
+
+    def _wait_for_device(self) -> None:
+        """Updates may only be planned, not done."""
+        if self.pending:
+            self.pending[-1].loss.item()
 
     def _write_interval(self, progress: Progress, lr: float) -> Progress:
         """Write the steps since the last line, if there are any."""
@@ -202,7 +230,7 @@ class TrainingLog:
             self._trained(Status(step, steps, loss, lr, rate, self.clock.left(step, steps)))
 
     def _trained(self, status: Status) -> None:
-        self._shown = time.monotonic()
+        self.clock.show()
         self.monitor.trained(status)
 
     def write(self, split: str, step: int, values: dict[str, float | None]) -> None:

@@ -27,7 +27,7 @@ from mnemo.training.single_thread import single_threaded
 
 TINY = replace(demo.QUICK, recall_steps=40, short_steps=20, byte_steps=12)
 """Larger than what a starved machine trains."""
-SMALLEST = replace(demo.QUICK, recall_steps=4, byte_steps=4, byte_eval_every=2, symbols=500)
+SMALLEST = replace(demo.QUICK, recall_steps=4, byte_steps=4, byte_eval_every=2, symbols=1500)
 
 
 class Recorder(Unwatched):
@@ -120,7 +120,7 @@ def test_the_byte_model_is_the_preset() -> None:
 def test_all_models_of_a_comparison_are_cut_alike_and_the_page_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "FULL", TINY)
+    monkeypatch.setattr(demo, "FULL", replace(TINY, symbols=8000))  # a quarter is scored
     monkeypatch.setattr(demo_phases, "available_cores", lambda: 1)  # the shares of phases depend on it
     monkeypatch.setattr(demo_time, "seconds_per_step", lambda recipe, train: 0.5)
     monkeypatch.setattr("mnemo.cli.demo_phases._Phases.elapsed", lambda phases: 1.0)

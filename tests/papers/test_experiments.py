@@ -229,10 +229,6 @@ def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: 
     assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
 
 
-class StopsAt(Signaller):
-    unit = ""
-
-
 @pytest.mark.parametrize("number", few(SIGNALS, lambda number: number == signal.SIGUSR1))
 def test_the_exit_code_names_the_signal(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -240,7 +236,7 @@ def test_the_exit_code_names_the_signal(
     """Of the first experiment, which is stopped; the second one is not begun."""
     train = training_cell("one", tiny(steps=6), {})
     known(monkeypatch, experiment(train), experiment(train, name="toy-more"))
-    monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(StopsAt(number, step=3)))
+    monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(Signaller(number, step=3)))
     before = signal.signal(number, signal.SIG_DFL)  # under nohup, a hang-up would stay ignored
     try:
         assert cli.main(["reproduce", "toy-numbers", "toy-more", *toy_command(tmp_path)[2:]]) == 128 + number
@@ -255,7 +251,7 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
     scores = {"short": {"split": "valid", "batch": 2, "limit": 200, "memory": 2}}
     grid = experiment(training_cell("one", tiny(steps=6), {"model": "A"}, scores))
     whole = run_here(grid, "small", tmp_path / "whole", device="cpu")
-    stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=StopsAt(signal.SIGTERM, step=3))
+    stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=Signaller(signal.SIGTERM, step=3))
     assert stopped.signal == signal.SIGTERM and not stopped.found.results.cells
     kept = tmp_path / "stopped" / "cells" / "one" / "seconds"
     before, shared = kept.read_text().split()
@@ -394,6 +390,26 @@ def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert printed[1] == "waiting for another command, which is making n1"
     run_cell(both.cells("small")[0], both.cells("small"), tmp_path, CPU, Unwatched())
     assert lines(tmp_path) == ["n3", "n1", "n2"]
+
+
+def test_a_cell_that_is_taken_at_the_same_moment_is_waited_for(tmp_path: Path) -> None:
+    """Between the look at its lock and the lock itself, another command may take it."""
+    both = experiment(cell(1), cell(2, reads=["n1"]))
+    folder = cell_folder(tmp_path, "n1")
+    folder.mkdir(parents=True)
+    with ExitStack() as other:
+        printed: list[str] = []
+
+        def print_line(line: str) -> None:
+            printed.append(line)
+            if len(printed) == 1:
+                other.enter_context(locked(folder))
+            elif "waiting" in line:
+                other.close()
+
+        ran = run_here(both, "small", tmp_path, device="cpu", print_line=print_line)
+    assert not ran.failures and lines(tmp_path) == ["n1", "n2"]
+    assert "waiting for another command, which is making n1" in printed
 
 
 def test_a_single_cell_that_another_process_is_making_is_refused(

@@ -210,6 +210,22 @@ def test_a_cell_that_two_commands_start_at_once_is_left_to_the_other(
     assert "toy-numbers n1 is being made by another command" in printed
 
 
+def test_a_cell_that_the_other_command_has_completed_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was too late takes a moment to end."""
+
+    def start_too_late(task: Task, *options: Any) -> Worker:
+        run_cell(task.cell, task.experiment.cells("small"), task.grid, torch.device("cpu"), Unwatched())
+        return Worker(task, subprocess.Popen(["false"]), time.monotonic())
+
+    monkeypatch.setattr(pool, "_start", start_too_late)
+    printed: list[str] = []
+    (ran,) = run_together([experiment(cell(1))], "small", tmp_path, jobs=2, device="cpu", print_line=printed.append)
+    assert not ran.failures and len(ran.found.results.cells) == 1
+    assert printed[-1] == "toy-numbers n1 was made by another command"
+
+
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
 )
@@ -268,30 +284,35 @@ def test_every_signal_that_stops_a_run_lets_workers_save(
 
 
 class WithoutParent(Unwatched):
-    """The parent of this process seems to be gone after a step."""
+    """The parent of this process seems to be gone after a step; `told`: it has sent SIGTERM before."""
 
-    unit = ""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-        self._monkeypatch, self._step, self.last = monkeypatch, step, 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step: int, told: bool) -> None:
+        self._monkeypatch, self._step, self._told, self.last = monkeypatch, step, told, 0
 
     def trained(self, status: Status) -> None:
         self.last = status.step
         if status.step == self._step:
+            if self._told:
+                os.kill(os.getpid(), signal.SIGTERM)
             self._monkeypatch.setattr(os, "getppid", lambda: 1)
+            time.sleep(0.3)
 
 
-def test_a_worker_saves_and_ends_once_its_parent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_a_worker_saves_and_ends_once_its_parent_is_gone(
+    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It learns the process id of its parent from a variable."""
     assert pool._environment(jobs=2)[PARENT] == str(os.getpid())
     known(monkeypatch, experiment(training_cell("one", tiny(steps=3000), {})))
     monkeypatch.setenv(PARENT, str(os.getppid()))
     monkeypatch.setattr("mnemo.papers.parent.POLL_SECONDS", 0.01)
-    watcher = WithoutParent(monkeypatch, step=5)
+    monkeypatch.setattr("mnemo.training.stop_signals.ECHO_SECONDS", -1.0)
+    watcher = WithoutParent(monkeypatch, step=5, told=told)
     monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(watcher))
     ended = cli.main([*toy_command(tmp_path), "--cell", "one"])
     run = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "one") / RUN
-    assert ended == 128 + signal.SIGTERM and 5 <= watcher.last < 3000
+    assert ended == 128 + (signal.SIGTERM if told else signal.SIGUSR1) and watcher.last == 5
     assert checkpoint_steps(run)[-1] == watcher.last
 
 

@@ -18,7 +18,7 @@ from mnemo.files.json_file import write_json
 from mnemo.memory import XL, Plan
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.shapes import num_parameters
-from mnemo.papers.records import scores_that_count, seeds_in_words, slowest_seconds, with_deviation
+from mnemo.papers.records import score_in_words, scores_that_count, seeds_in_words, slowest_seconds
 from mnemo.recipes.presets import preset
 from mnemo.report.runs import read_run
 from tools import speedrun
@@ -95,7 +95,7 @@ def test_the_record_has_the_numbers_of_the_run(folder: Path) -> None:
         ("test", 32, 1024, 1.75),
         ("valid", 32, 1024, 1.25),
     ]
-    assert scores_that_count(made) == [1.5] and with_deviation(scores_that_count(made)) == "1.5000"
+    assert scores_that_count(made) == [1.5] and score_in_words(made) == "1.5000"
 
 
 def test_seeds_are_added_to_a_record(folder: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_seeds_are_added_to_a_record(folder: Path, tmp_path: Path) -> None:
     three = speedrun.record([read_run(each, "other") for each in others], FACTS, first)
     assert [run["seed"] for run in three["runs"]] == [3, 5, RECIPE.train.seed] and three["trials"] == 3
     assert scores_that_count(three) == [1.75, 1.25, 1.5] and seeds_in_words(three) == "3 seeds"
-    assert with_deviation(scores_that_count(three)) == "1.5000 ± 0.2500" and slowest_seconds(three) == 80.0
+    assert score_in_words(three) == "1.5000 ± 0.2500" and slowest_seconds(three) == 80.0
     assert three["recipe"] == first["recipe"]
     again = speedrun.record([read_run(make_folder(tmp_path / "again", 5, 1.0), "again")], FACTS, three)
     assert scores_that_count(again) == [1.75, 1.0, 1.5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import pty
 import re
@@ -21,7 +22,7 @@ from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
 
 from mnemo.cli.watching import watching
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.training import create_run, train
+from mnemo.training import create_run, stop_signals, train
 from mnemo.training.stop_signals import stop_on_signals
 
 ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--name", "run"]
@@ -99,8 +100,13 @@ INSIST = "; a second Ctrl-C stops at once, without saving"
     ],
 )
 def test_the_first_signal_is_acknowledged_at_once(
-    number: signal.Signals, alone: bool, line: str, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    alone: bool,
+    line: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(stop_signals, "ECHO_SECONDS", math.inf)
     with stop_on_signals(alone, tell=True):
         os.kill(os.getpid(), number)
         assert capfd.readouterr().err == line + "\n"

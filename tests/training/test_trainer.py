@@ -173,15 +173,36 @@ class Shown(Unwatched):
 
 
 def test_slow_steps_are_shown_before_a_line_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without their loss, which would have to be fetched from the device; the metrics stay as they are."""
+    """Without their loss, which would have to be fetched from the device; the metrics stay as they are. The first step
+    may have compiled the model, and tells no speed."""
     wanted = recipe(log_every=4)
     run(tmp_path / "quick", of=wanted, monitor=(quick := Shown()))
     monkeypatch.setattr(training_log, "QUIET_SECONDS", -1.0)
     run(tmp_path / "slow", of=wanted, monitor=(slow := Shown()))
-    steps = range(1, wanted.train.steps + 1)
-    assert slow.steps == [(step, step % 4 == 0 or step == len(steps)) for step in steps]
+    steps = range(2, wanted.train.steps + 1)
+    assert slow.steps == [(step, step % 4 == 0 or step == steps[-1]) for step in steps]
     assert quick.steps == [each for each in slow.steps if each[1]] and quick.units == ["char"]
     assert metrics(tmp_path / "slow") == metrics(tmp_path / "quick")
+
+
+def test_the_speed_between_lines_leaves_out_compiling_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(training_log.time, "monotonic", lambda: now[0])
+    clock = training_log.Clock(0.0, 0)
+
+    def update(seconds: float, paused: float = 0.0) -> bool:
+        with clock.pause():
+            now[0] += paused
+        now[0] += seconds
+        clock.count(100)
+        clock.end_update()
+        return clock.is_quiet()
+
+    assert not update(60.0)  # compiled: longer than a quiet time, but it tells no speed
+    assert update(2.0) and clock.recent() == (50.0, 2.0)
+    clock.show()
+    assert not update(4.0, paused=500.0)  # an evaluation
+    assert update(28.0) and clock.recent() == (200 / 32, 16.0)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "ema"])

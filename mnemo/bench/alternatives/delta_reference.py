@@ -25,7 +25,6 @@ LARGEST_ERROR = 0.1
 """Of a tensor, as a share of its norm; rounding to bf16 gives about a hundredth."""
 TINY = 1e-6
 """Added to squared norms of queries and keys, as in the library."""
-OTHERS = "--few-warps leaves out those variants of its kernels that compilers have broken on some GPUs"
 SCALE = 0.1
 """Of the rows that a block reads: what it adds to them is not lost in their rounding."""
 OUTPUT = "output"
@@ -151,11 +150,11 @@ def require_right_kernels(checked: Checked) -> dict[str, float]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the library and Triton's compiler raise errors of many types
-        raise MnemoError(f"the kernels of {LIBRARY} do not work here: {one_line(error)}; {OTHERS}") from error
+        raise MnemoError(f"the kernels of {LIBRARY} do not work here: {one_line(error)}") from error
     worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else torch.inf)
     if not errors[worst] <= LARGEST_ERROR:
         raise MnemoError(
             f"the kernels of {LIBRARY} are wrong here: a block's {worst} differs from plain PyTorch by "
-            f"{errors[worst]:.2f} of its norm; {OTHERS}"
+            f"{errors[worst]:.2f} of its norm"
         )
     return errors

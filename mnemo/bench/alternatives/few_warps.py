@@ -1,8 +1,8 @@
 """Keep the library's matrix products away from instructions that compilers have broken on Hopper GPUs.
 
-A product of a program with four warps or more is compiled to instructions for groups of four warps (WGMMA). Wrong
-gradients and illegal reads that were reported for this library on Hopper came from such programs
-(https://github.com/fla-org/flash-linear-attention/issues/984), and with two warps the same kernels were right.
+A product of a program with four warps or more is compiled to instructions for groups of four warps (WGMMA). One of the
+library's kernels, `prepare_wy_repr_bwd_kernel`, had wrong gradients with four warps on Hopper, and right ones with two
+(https://github.com/fla-org/flash-linear-attention/issues/984).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PRODUCT = "tl.dot"
 
 
 def use_few_warps() -> list[str]:
-    """Leave out the variants of products with more than `MOST_WARPS` warps, before the library tunes its kernels.
+    """Leave out the variants of products with more than `MOST_WARPS` warps, before the library tunes its kernels. A
+    kernel that has no others keeps them.
 
     Return the names of the kernels that have fewer variants now.
     """

@@ -81,10 +81,11 @@ def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str,
     if row.kind == "delta":
         gated_delta.require_library(device)
         if conditions.few_warps:
-            monitor.note(f"kernels with fewer warps: {len(use_few_warps())}")
+            _leave_out_warps(monitor)
     register()
     conditions.folder.mkdir(parents=True, exist_ok=True)
-    file = RowFile(conditions.folder, row, _about(conditions, device))
+    about = _about(conditions, device) | ({"few_warps": conditions.few_warps} if row.kind == "delta" else {})
+    file = RowFile(conditions.folder, row, about)
     measurement = Measurement(row, conditions, device, file, Noted(monitor))
     for stage, measured in measurement.stages().items():
         if not file.has(stage) and (stage in SPEED_STAGES or not conditions.only_speed):
@@ -93,11 +94,17 @@ def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str,
     return file.found
 
 
+def _leave_out_warps(monitor: Monitor) -> None:
+    changed = use_few_warps()
+    if not changed:
+        raise MnemoError(f"--few-warps: no kernel of {gated_delta.LIBRARY} has variants that could be left out")
+    monitor.note(f"kernels with fewer warps: {len(changed)}")
+
+
 def _about(conditions: Conditions, device: torch.device) -> dict[str, Any]:
     return {
         "seconds_aimed": conditions.seconds,
         "miniature": conditions.miniature,
-        "few_warps": conditions.few_warps,
         "machine": machine(device, torch.get_num_threads()),
         "commit": conditions.commit or git_commit(),
         "libraries": {name: _version(name) for name in ("flash-linear-attention", "fla-core", "transformers")},
@@ -151,7 +158,12 @@ class Measurement:
         how = autocast(train.precision, self.device)
         sizes = self.recipe.model.dim, train.batch, train.segment
         dtype = state_dtype(train.precision) or torch.float32
-        errors = require_right_kernels(Checked(memory, *sizes, self.device, dtype, how))
+        try:
+            errors = require_right_kernels(Checked(memory, *sizes, self.device, dtype, how))
+        except MnemoError as error:
+            if self.conditions.few_warps:
+                raise
+            raise MnemoError(f"{error}; if the compiler breaks them, --few-warps may help") from error
         self._free()
         return errors
 

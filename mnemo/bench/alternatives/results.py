@@ -48,7 +48,7 @@ class RowFile:
 
     def _continue(self, earlier: dict[str, Any]) -> None:
         for name in FIXED:
-            before, now = earlier.get(name), self.found[name]
+            before, now = (content.get(name, False) for content in (earlier, self.found))
             if before != now:
                 values = "" if isinstance(now, dict) else f" ({before}, now {now})"
                 run = self.path.with_suffix("")

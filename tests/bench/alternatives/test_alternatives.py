@@ -117,7 +117,7 @@ def test_a_row_with_wrong_kernels_is_not_timed(
 ) -> None:
     monkeypatch.setattr(delta_reference, "LARGEST_ERROR", 0.0)
     for only_speed in (True, False):
-        with pytest.raises(MnemoError, match="are wrong here"):
+        with pytest.raises(MnemoError, match=r"are wrong here.*; if the compiler breaks them, --few-warps may help"):
             measure_row(ROWS["kimi-delta"], replace(conditions(tmp_path), only_speed=only_speed), Unwatched())
     assert not result_path(tmp_path, ROWS["kimi-delta"]).exists()
 
@@ -214,12 +214,21 @@ def test_unequal_conditions_are_remarked() -> None:
     assert "row plain-1024 is not measured" in found and "row plain-512 is not measured" not in found
 
 
-def test_a_row_is_measured_with_one_kind_of_kernels(stand_in: None, enwik8: None, tmp_path: Path) -> None:
+def test_a_row_of_the_library_is_measured_with_one_kind_of_kernels(
+    stand_in: None, enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, given = ROWS["kimi-delta"], replace(conditions(tmp_path), only_speed=True)
-    found = measure_row(row, replace(given, few_warps=True), Unwatched())
-    assert found["few_warps"] is True and "row kimi-delta has kernels with few warps" in collect(tmp_path)["remarks"]
+    few = replace(given, few_warps=True)
+    monkeypatch.setattr(measure, "use_few_warps", list)
+    with pytest.raises(MnemoError, match="has variants that could be left out"):
+        measure_row(row, few, Unwatched())
+    monkeypatch.setattr(measure, "use_few_warps", lambda: ["product"])
+    assert measure_row(row, few, Unwatched())["few_warps"] is True
+    assert "row kimi-delta has kernels with few warps" in collect(tmp_path)["remarks"]
     with pytest.raises(MnemoError, match=r"another choice of --few-warps \(True, now False\)"):
         measure_row(row, given, Unwatched())
+    assert "few_warps" not in measure_row(ROWS["plain-512"], few, Unwatched())
+    assert "few_warps" not in measure_row(ROWS["plain-512"], given, Unwatched())
 
 
 @pytest.mark.parametrize(

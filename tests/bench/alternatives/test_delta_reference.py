@@ -119,7 +119,7 @@ def test_kernels_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("needs Triton 3.7.1\nor tilelang")
 
     monkeypatch.setattr(Mixer, "forward", failing)
-    with pytest.raises(MnemoError, match=r"do not work here: needs Triton 3.7.1.*; --few-warps leaves out"):
+    with pytest.raises(MnemoError, match="do not work here: needs Triton 3.7.1"):
         errors_of(KINDS[0])
 
 
