@@ -251,5 +251,5 @@ def test_a_run_in_use_is_refused_to_all_processes(tmp_path: Path) -> None:
     create_run(recipe(**STEPS), tmp_path / "run")
     with run_folder.locked(tmp_path / "run"):
         first, second = ranks.run(2, with_fault, tmp_path / "run", recipe(**STEPS), "none", 30.0)
-    assert first == f"MnemoError: {tmp_path / 'run'} is in use by another process"
+    assert first == f"InUse: {tmp_path / 'run'} is in use by another process"
     assert second.startswith(ReportedByMain.__name__)
