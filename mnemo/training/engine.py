@@ -24,7 +24,7 @@ from mnemo.model import Model, attention_obstacle, rows_obstacle
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.start import started
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive, with_fixed_bins
-from mnemo.training.half_weights import MOST_SEGMENTS, HalfWeights, product_maps
+from mnemo.training.half_weights import HalfWeights, may_keep_gradients, product_maps
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import set_learning_rate
 from mnemo.training.precision import autocast, state_dtype
@@ -200,10 +200,11 @@ class Engine:
         None also for models without transformer layers, which have no matrices to cast here.
         """
         dtype = state_dtype(self.config.precision)
-        if dtype is None or len(states) > 1 or len(inputs.batches) > MOST_SEGMENTS:
+        if dtype is None or len(states) > 1:
             return None
         model = self._model_to_record()
-        return HalfWeights(model, dtype) if product_maps(model) else None
+        maps = product_maps(model)
+        return HalfWeights(model, dtype) if maps and may_keep_gradients(maps, len(inputs.batches)) else None
 
     def _model_to_record(self) -> Model:
         """The model; the bins of an adaptive softmax have fixed sizes, so that all of its loss is compiled."""

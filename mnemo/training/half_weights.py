@@ -8,6 +8,8 @@ one segment is rounded to half precision, where a compiled graph adds up single 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import (
     Tensor,
@@ -21,8 +23,19 @@ from mnemo.model.layers.modules import TransformerLayer
 from mnemo.model.positions.modules import RelativePositions
 from mnemo.training.compiled_loss import copy_modules
 
+HALF_BYTES = 2
 MOST_SEGMENTS = 4
 """Segments of an update: each has gradients of its own, so that they are added in single precision."""
+MOST_BYTES = 2**28
+"""Of the gradients of all segments of an update, if it has more"""
+
+
+def may_keep_gradients(maps: Sequence[nn.Linear], num_segments: int) -> bool:
+    """Whether the gradients of so many segments can be kept until the end of an update."""
+    if num_segments <= MOST_SEGMENTS:
+        return True
+    bytes_of_one = HALF_BYTES * sum(each.weight.numel() for each in maps)
+    return num_segments * bytes_of_one <= MOST_BYTES
 
 
 def product_maps(model: Model) -> list[nn.Linear]:

@@ -22,7 +22,7 @@ from mnemo.training import engine as engine_module
 from mnemo.training import recorded_update
 from mnemo.training.engine import Engine
 from mnemo.training.half_gradients import clipped_step
-from mnemo.training.half_weights import HalfWeights, product_maps
+from mnemo.training.half_weights import HalfWeights, may_keep_gradients, product_maps
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput, after_update
 from mnemo.training.weight_update import fresh_states
@@ -44,7 +44,8 @@ def trained(
     **more: Any,
 ) -> list[Tensor]:
     """Losses, norms and weights of three recorded updates in bf16."""
-    monkeypatch.setattr(engine_module, "MOST_SEGMENTS", 4 if half else 0)
+    if not half:
+        monkeypatch.setattr(engine_module, "may_keep_gradients", lambda maps, num_segments: False)
     torch.manual_seed(0)
     model = Model(ModelConfig(**{**TINY, "dropout": DropoutConfig.published(0.1), **options})).train()
     config = TrainConfig(**{"batch": 4, "segment": 6, "precision": "bf16", "compile": False, **settings})
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "modern": ({"memory": MEMORY, **MODERN}, {}),
     "adaptive softmax": ({"memory": MEMORY, "embedding": BINS}, {"segment": 6}),
     "three segments": (TOKENS, {"bptt": 2, "bptt_window": "tumbling"}),
+    "six segments": (TOKENS, {"bptt": 5, "bptt_window": "tumbling"}),
     "recomputed": ({"memory": MEMORY}, {"recompute": "layer"}),
     "parts": ({"memory": MEMORY}, {"accumulate": 2}),
     "no transformer layers": (MECHANISMS["qrnn"], {}),
@@ -77,6 +79,12 @@ def test_every_number_is_that_of_autocast(name: str, monkeypatch: pytest.MonkeyP
     found, expected = (trained(monkeypatch, *CASES[name], half=half) for half in (True, False))
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_large_models_keep_the_gradients_of_few_segments() -> None:
+    small, large = [nn.Linear(256, 1024)], [nn.Linear(4096, 8192, device="meta")]
+    assert may_keep_gradients(small, 4) and may_keep_gradients(small, 500)
+    assert may_keep_gradients(large, 4) and not may_keep_gradients(large, 5)
 
 
 def test_a_matrix_that_is_used_twice_differs_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
