@@ -223,7 +223,7 @@ def train_task(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
     data = recall_data(recipe)
     create_run(recipe, folder, data=data, monitor=monitor)
     outcome = train(folder, data=data, monitor=monitor)
-    if outcome.signal is None:
+    if outcome.finished:
         _save_recall(folder, recipe)
     return outcome
 

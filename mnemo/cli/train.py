@@ -277,7 +277,7 @@ def _run(
     unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
     outcome = train(folder, monitor=watcher, tracker=tracker, world=world, overrides=changes, rates=rates)
-    if outcome.signal is not None:
+    if outcome.signal is not None and not outcome.finished:
         watcher.note(f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}")
         return 128 + outcome.signal
     if not is_main():

@@ -89,7 +89,7 @@ def train(
 ) -> Outcome:
     """Train the run in `folder`, which `create_run` has made, from its last intact checkpoint or from the beginning.
 
-    Return the last step, the best validation loss, and the signal that stopped the run, if any.
+    Return the last step, the best validation loss, whether the run is finished, and the first signal, if any came.
     Processes started by torchrun train the run together.
 
     `data`: training data in place of the recipe's corpus
@@ -126,7 +126,8 @@ def train(
         for line in describe_run(trainer, header):
             monitor.note(line)
         with trainer.started(lambda: _first_weights(trainer.model, header)), _recorded_divergence(folder, world):
-            return trainer.run(stop)
+            outcome = trainer.run(stop)
+    return replace(outcome, signal=outcome.signal or stop.signal)  # one may have come during the last save
 
 
 @contextmanager

@@ -48,12 +48,14 @@ class Outcome(Shown):
     step: int
     best: Best | None
     signal: int | None
-    """The signal that stopped the run; None if it reached its end"""
+    """The first signal that came while it trained: it stopped the run, unless that was finished already"""
     early_end: str | None = None
     """Why the run ended before its last step: it reached its goal, or stopped improving"""
+    finished: bool = True
+    """Whether the run reached its end"""
 
     def summary(self) -> Summary:
-        end = "finished" if self.signal is None else f"stopped by signal {self.signal}"
+        end = "finished" if self.finished else f"stopped by signal {self.signal}"
         facts = [("folder", str(self.folder))]
         if self.best is not None:
             loss = f"{self.best.loss:.4f} nats ({bits(self.best.loss):.4f} bits) per token"
@@ -152,7 +154,7 @@ class Trainer:
                 self.checkpoints.save(self.state, self.log, reason)
             if finished or signal:
                 early = progress.early_end(self.config)
-                return Outcome(self.folder, progress.step, progress.best, None if finished else signal, early)
+                return Outcome(self.folder, progress.step, progress.best, signal or None, early, finished)
             self._advance()
 
     def _evaluate_if_due(self, stop: Stop) -> None:

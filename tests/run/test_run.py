@@ -99,7 +99,9 @@ def test_an_outcome_shows_itself() -> None:
     shown = repr(Outcome(Path("runs/x"), 40, Best(20, 1.0), None)).splitlines()
     assert shown[0] == "finished after step 40" and "1.0000 nats (1.4427 bits) per token at step 20" in shown[2]
     assert 'mnemo.open_run("runs/x")' in shown[3]
-    assert repr(Outcome(Path("x"), 7, None, 15)).startswith("stopped by signal 15 after step 7")
+    stopped = Outcome(Path("x"), 7, None, 15, finished=False)
+    assert repr(stopped).startswith("stopped by signal 15 after step 7")
+    assert repr(Outcome(Path("x"), 40, None, 15)).startswith("finished after step 40")
 
 
 def test_a_score_shows_itself(run: Run) -> None:

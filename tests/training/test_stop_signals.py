@@ -22,8 +22,9 @@ from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
 
 from mnemo.cli.watching import watching
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.training import create_run, stop_signals, train
+from mnemo.training import Outcome, Unwatched, create_run, stop_signals, train
 from mnemo.training.stop_signals import stop_on_signals
+from mnemo.training.trainer import Trainer
 
 ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--name", "run"]
 COMMAND = [sys.executable, "-m", "mnemo", *TRAIN_COMMAND, *ENDLESS]
@@ -234,6 +235,33 @@ class ClosedTerminal(io.StringIO):
 def test_output_that_is_gone_is_ignored(tmp_path: Path) -> None:
     with watching(ClosedTerminal()) as watcher:
         assert run(tmp_path / "run", monitor=watcher).step == 12
+
+
+class StoppedWhenEvaluated(Unwatched):
+    """Sends a signal once the last step is evaluated."""
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        if step == recipe().train.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_after_the_last_evaluation_is_not_lost(tmp_path: Path) -> None:
+    """The run is finished, but what follows it may have to stop."""
+    outcome = run(tmp_path / "run", monitor=StoppedWhenEvaluated())
+    assert (outcome.step, outcome.finished, outcome.signal) == (12, True, signal.SIGTERM)
+    assert train(tmp_path / "run").signal is None
+
+
+def test_a_signal_during_the_last_save_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(trainer: Trainer, stop: stop_signals.Stop) -> Outcome:
+        outcome = train_to_the_end(trainer, stop)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return outcome
+
+    train_to_the_end = Trainer.run
+    monkeypatch.setattr(Trainer, "run", trained)
+    outcome = run(tmp_path / "run")
+    assert outcome.finished and outcome.signal == signal.SIGTERM
 
 
 def signalled(folder: Path, number: int) -> int:
