@@ -123,9 +123,10 @@ class _Live:
         self._unit = ""
         self._bars = bars
         self._training: Any = None
+        self._loss: float | None = None
 
     def started(self, unit: str) -> None:
-        self._unit = unit
+        self._unit, self._loss = unit, None
 
     def note(self, line: str) -> None:
         self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -133,7 +134,9 @@ class _Live:
     def trained(self, status: Status) -> None:
         if self._training is None:
             self._training = self._bars.add_task("training", total=status.steps, text="")
-        self._bars.update(self._training, completed=status.step, text=format_status(status, self._unit))
+        self._loss = self._loss if status.loss is None else status.loss  # the line has one place for it
+        text = format_status(status._replace(loss=self._loss), self._unit)
+        self._bars.update(self._training, completed=status.step, text=text)
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
         self.note(format_evaluation(step, loss, is_best, self._unit))

@@ -26,7 +26,7 @@ from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
 from mnemo.training.divergence import Diverged
 from mnemo.training.metrics_log import NoTracker, Tracker
-from mnemo.training.monitor import Monitor, Unwatched
+from mnemo.training.monitor import Monitor, Unwatched, with_unit
 from mnemo.training.precision import safe_kernels
 from mnemo.training.processes import AnyWorld, joined
 from mnemo.training.resume_overrides import plan_override, record_override
@@ -110,7 +110,7 @@ def train(
             )
     if world.rank:
         monitor, tracker = None, None
-    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    monitor, tracker = with_unit(monitor or Unwatched()), tracker or NoTracker()
     monitor.started(str(header.corpus.get("unit")))
     if overrides:
         header = _override(folder, header, overrides, rates, world, monitor)

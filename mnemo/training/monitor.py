@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -55,19 +56,37 @@ class Forwarding:
     """A monitor that passes everything on to another one; derived ones change or keep some of it."""
 
     def __init__(self, monitor: Monitor) -> None:
-        self.watcher = monitor
+        self.monitor = monitor
 
     def started(self, unit: str) -> None:
-        self.watcher.started(unit)
+        self.monitor.started(unit)
 
     def note(self, line: str) -> None:
-        self.watcher.note(line)
+        self.monitor.note(line)
 
     def trained(self, status: Status) -> None:
-        self.watcher.trained(status)
+        self.monitor.trained(status)
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self.watcher.evaluated(step, loss, is_best)
+        self.monitor.evaluated(step, loss, is_best)
 
     def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self.watcher.show(label, total, unit=unit)
+        return self.monitor.show(label, total, unit=unit)
+
+
+class _WithoutUnit(Forwarding):
+    def started(self, unit: str) -> None:
+        pass
+
+    def trained(self, status: Status) -> None:
+        if status.loss is not None:
+            super().trained(status)
+
+
+def with_unit(monitor: Monitor) -> Monitor:
+    """The monitor itself, or one that keeps from it what monitors of 0.1.0, without `started`, do not expect."""
+    if hasattr(monitor, "started"):
+        return monitor
+    message = f"{type(monitor).__name__} has no method started(unit): it misses lines between those of metrics"
+    warnings.warn(f"{message}; mnemo.training.Unwatched is a base with all methods", DeprecationWarning, stacklevel=3)
+    return _WithoutUnit(monitor)

@@ -225,6 +225,7 @@ class TrainingLog:
         step, steps = progress.step, self.config.steps
         if loss is None:
             why = f"nothing learned since the last line: {progress.skipped:,} steps skipped so far"
+            self.clock.show()
             self.monitor.note(f"step {step:,}/{steps:,}  {why}")
         else:
             self._trained(Status(step, steps, loss, lr, rate, self.clock.left(step, steps)))

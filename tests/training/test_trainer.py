@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import tempfile
@@ -15,6 +16,7 @@ from helpers.marks import few
 from helpers.tolerances import assert_close
 from helpers.toy_runs import exact, metrics, recipe, run, scored_as, toy
 
+from mnemo.cli.watching import watching
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import prepare
 from mnemo.data.streams import read_on
@@ -408,6 +410,39 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     with pytest.raises(MnemoError, match="weights.safetensors is of another configuration"):
         create_run(recipe(model={"inner_dim": 20}), tmp_path / "other", source=tmp_path / "source")
     assert not (tmp_path / "other").exists()
+
+
+class MonitorOf010:
+    """Without `started`, and without lines between those of metrics."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        unwatched = Unwatched()
+        self.note, self.evaluated, self.show = unwatched.note, unwatched.evaluated, unwatched.show
+
+    def trained(self, status: Status) -> None:
+        assert status.loss is not None
+        self.losses.append(status.loss)
+
+
+def test_monitors_of_0_1_0_work_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_log, "QUIET_SECONDS", 0.0)
+    create_run(recipe(log_every=4), tmp_path / "run")
+    monitor: Any = MonitorOf010()
+    with pytest.warns(DeprecationWarning, match=r"MonitorOf010 has no method started\(unit\)"):
+        train(tmp_path / "run", monitor=monitor)
+    assert len(monitor.losses) == 3
+
+
+def test_a_live_line_keeps_the_loss_that_was_known_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    with watching(stream) as watcher:
+        watcher.started("byte")
+        watcher.trained(Status(1, 9, math.log(2), 0.1, 1.0, 1.0))
+        watcher.trained(Status(2, 9, None, 0.1, 1.0, 1.0))
+    assert "2/9  1.0000 bpc" in stream.getvalue()
 
 
 def test_a_processor_that_refuses_its_own_instructions_is_noticed() -> None:
