@@ -15,13 +15,15 @@ except ImportError:  # Windows: nothing is locked there
 
 
 def takes_lock(file: TextIO, shared: bool = False) -> bool:
-    """Lock a file without waiting; whether that was possible."""
+    """Lock a file without waiting; False if another process holds the lock. A file system without locks has none."""
     if fcntl is None:
         return True
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):  # the second on some network file systems
         return False
+    except OSError:
+        return True
     return True
 
 

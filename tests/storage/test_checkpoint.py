@@ -384,6 +384,16 @@ def test_a_run_in_use_is_refused(folder: Path) -> None:
     train(folder)
 
 
+@pytest.mark.skipif(lock.fcntl is None, reason="no file locks here")
+def test_a_file_system_without_locks_does_not_prevent_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with run_folder.locked(folder):
+        assert not run_folder.in_use(folder)
+
+
 def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
     progress = checkpoints.load_checkpoint(last(folder)).progress
     for step in (20, 30, 40):
