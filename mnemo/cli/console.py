@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import stat
 import sys
 import time
@@ -191,15 +192,31 @@ def piped_text() -> bytes:
 
 def interrupted(number: int) -> int:
     """Say on stderr that a grid goes on later; return the exit code for the signal that has stopped it."""
-    drop_closed_terminals()
+    drop_lost_output(pipes=True)
     print("mnemo: interrupted; the same command goes on", file=sys.stderr)
     return 128 + number
 
 
-def drop_closed_terminals() -> None:
-    """After a hang-up, let output go nowhere whose terminal is gone: printing would end the command with an error."""
+def drop_lost_output(pipes: bool) -> None:
+    """Let output go nowhere whose terminal was closed: printing would end the command with an error.
+
+    `pipes`: also if the reader of a pipe has ended, as `tee` does at Ctrl-C. Otherwise, a closed pipe ends the command.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # no file, as in a notebook
             handle = stream.fileno()
-            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
+            kind = os.fstat(handle).st_mode
+            if _is_closed_terminal(handle, kind) or (pipes and _is_closed_pipe(handle, kind)):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+
+
+def _is_closed_terminal(handle: int, kind: int) -> bool:
+    return stat.S_ISCHR(kind) and not os.isatty(handle)
+
+
+def _is_closed_pipe(handle: int, kind: int) -> bool:
+    if not stat.S_ISFIFO(kind) or not hasattr(select, "poll"):
+        return False
+    asked = select.poll()
+    asked.register(handle, 0)
+    return bool(asked.poll(0))  # nothing was asked for, so that only errors are reported

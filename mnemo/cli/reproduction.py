@@ -245,18 +245,12 @@ def _show_cell(asked: Asked, args: Args, name: str) -> int:
 
 
 def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
+    """Write all pages before anything is printed, which can fail."""
     stopped_by = next((done.signal for _, done in ran if done.interrupted), None)
-    if stopped_by is not None:
-        console.drop_closed_terminals()
-    answers = []
-    for (experiment, budget), done in ran:
-        page = build_page(experiment, done.found)
-        for problem in page.problems:
-            print(f"mnemo: left out: {problem}", file=sys.stderr)
-        if done.found.results.cells and not args.report:
-            save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
-        answers.append(_show(page, write_page(page, args.site, budget, args.out), as_json=args.json))
+    pages = [_write(asked, done, args) for asked, done in ran]
     index = write_index(args.out, args.site)
+    console.drop_lost_output(pipes=stopped_by is not None)
+    answers = [_show(page, path, as_json=args.json) for page, path in pages]
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
     else:
@@ -269,8 +263,18 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
     return 0
 
 
+def _write(asked: Asked, done: Ran, args: Args) -> tuple[ExperimentPage, Path]:
+    experiment, budget = asked
+    page = build_page(experiment, done.found)
+    if done.found.results.cells and not args.report:
+        save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
+    return page, write_page(page, args.site, budget, args.out)
+
+
 def _show(page: ExperimentPage, path: Path, *, as_json: bool) -> dict[str, Any]:
     """Print verdicts unless JSON is wanted; return them for one JSON object."""
+    for problem in page.problems:
+        print(f"mnemo: left out: {problem}", file=sys.stderr)
     if not as_json:
         print(f"{page.name} ({page.budget}): {page.claim}")
         if page.about_verdicts:

@@ -63,7 +63,7 @@ def sweep(args: Args, memories: Sequence[str], name: str, text: OwnText | None, 
         command=command,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):  # a second command would wait for the cells of the first
+    with locked(folder):  # two commands would replace each other's sweep.json and page
         write_json(folder / SWEEP, {"recipe": to_json(settle_lengths(args.recipe)), "command": command})
         with watching() as watcher:
             ran = _run(planned, folder, args.recipe.train.device, watcher)
@@ -136,14 +136,13 @@ class SweepMonitor(Forwarding):
 
 def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
     experiment = planned.experiment
-    if ran.interrupted:
-        console.drop_closed_terminals()
-    for problem in ran.found.problems:
-        print(f"mnemo: left out: {problem}", file=sys.stderr)
     if ran.found.results.cells:
         save_grid(folder, experiment, ran.found.results)
     content = planned.page(ran.found)
     page, tables = write_experiment(content, folder), planned.tables(ran.found.results)
+    console.drop_lost_output(pipes=ran.interrupted)
+    for problem in ran.found.problems:
+        print(f"mnemo: left out: {problem}", file=sys.stderr)
     if as_json:
         rows = [dict(zip(table.headers, row, strict=True)) for table in tables for row in table.rows]
         files = {"sweep": str(folder), "page": str(page)}

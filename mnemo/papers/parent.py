@@ -14,8 +14,6 @@ import time
 PARENT = "MNEMO_PARENT"
 """Variable of workers' environments: the process id of the one that has started them."""
 POLL_SECONDS = 1.0
-
-
 NOTICE = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Saves and ends training. A parent that was killed may have sent SIGTERM before, after which another SIGTERM would
 end the worker while it saves; a notice never does."""

@@ -216,10 +216,26 @@ def test_output_to_a_closed_terminal_goes_nowhere(monkeypatch: pytest.MonkeyPatc
     with os.fdopen(handle, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         monkeypatch.setattr("sys.stderr", io.StringIO())
-        console.drop_closed_terminals()
+        console.drop_lost_output(pipes=True)
         assert output.isatty()  # it is open
         os.close(terminal)
         with pytest.raises(OSError, match="Input/output"):
             print("not shown", flush=True)
-        assert console.interrupted(signal.SIGHUP) == 129
+        console.drop_lost_output(pipes=False)
+        print("nor this", flush=True)
+
+
+def test_output_to_a_pipe_without_a_reader_goes_nowhere_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        console.drop_lost_output(pipes=True)
+        print("shown", flush=True)
+        assert os.read(reader, 100) == b"shown\n"
+        os.close(reader)
+        console.drop_lost_output(pipes=False)
+        with pytest.raises(BrokenPipeError):
+            print("not shown", flush=True)
+        assert console.interrupted(signal.SIGINT) == 130
         print("nor this", flush=True)

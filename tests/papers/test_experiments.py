@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.edited_files import edit_json
-from helpers.marks import few
 from helpers.monitors import Signaller
 from helpers.toy_experiment import cell, experiment, folders, known, lines, made, tiny, toy_command, use_numbers
 
@@ -38,7 +37,6 @@ from mnemo.recipes.recipe import DataConfig
 from mnemo.report.experiment_markdown import experiment_markdown
 from mnemo.storage.run_folder import locked
 from mnemo.training import Unwatched
-from mnemo.training.stop_signals import SIGNALS
 
 CPU = torch.device("cpu")
 
@@ -108,9 +106,9 @@ def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
         return Task(experiment(), replace(cell(number), alone=alone), Path())
 
     slow, plain, other = task(1, alone=True), task(2), task(3)
-    beside = [Worker(plain, subprocess.Popen(["true"]), 0.0)]
+    beside = [Worker(plain, subprocess.Popen(["true"]))]
     assert next_task([slow, other], []) is other and next_task([slow], beside) is None and next_task([slow], []) is slow
-    assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
+    assert next_task([other], [Worker(slow, beside[0].process)]) is None
     assert next_task([], []) is None
     assert next_task([plain, other], beside) is other  # what is being measured already is waited for
     reading = Task(experiment(), cell(4, reads=["n3"]), Path())
@@ -227,24 +225,6 @@ def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: 
     assert list(map(str, ran.failures)) == reasons
     assert [line for line in printed if line.startswith("cell ")] == [f"cell {each}" for each in reasons]
     assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
-
-
-@pytest.mark.parametrize("number", few(SIGNALS, lambda number: number == signal.SIGUSR1))
-def test_the_exit_code_names_the_signal(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of the first experiment, which is stopped; the second one is not begun."""
-    train = training_cell("one", tiny(steps=6), {})
-    known(monkeypatch, experiment(train), experiment(train, name="toy-more"))
-    monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(Signaller(number, step=3)))
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup, a hang-up would stay ignored
-    try:
-        assert cli.main(["reproduce", "toy-numbers", "toy-more", *toy_command(tmp_path)[2:]]) == 128 + number
-        assert cli.main([*toy_command(tmp_path), "--cell", "one"]) == 0  # goes on after step 3
-    finally:
-        signal.signal(number, before)
-    assert "mnemo: interrupted; the same command goes on" in capsys.readouterr().err
-    assert not grid_folder(tmp_path / "out", "toy-more", "small").exists()
 
 
 def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path) -> None:
