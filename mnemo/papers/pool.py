@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mnemo.files.json_file import load_json
 from mnemo.papers.experiment import Budget, Cell, Experiment
 from mnemo.papers.parent import PARENT
 from mnemo.papers.runner import POLL_SECONDS, Failure, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
@@ -45,7 +46,6 @@ class Task:
 class Worker:
     task: Task
     process: subprocess.Popen[bytes]
-    begin: float
     logged: int = 0
     """Bytes of its log that earlier workers have written."""
 
@@ -116,9 +116,9 @@ def _taken_elsewhere(task: Task) -> bool:
 
 
 def _made_already(task: Task, budget: Budget) -> str | None:
-    """Who has made the cell since it was listed; the result of another experiment is linked to."""
+    """What is known of the cell's result since it was listed; that of another experiment is linked to."""
     if is_done(task.grid, task.cell):
-        return "was made by another command"
+        return "has a result now"
     known = reuse(task.grid, task.cell, task.experiment.cells(budget))
     return f"reuses {known}" if known else None
 
@@ -175,7 +175,7 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
         logged = log.tell()
         # A process group keeps Ctrl-C from the worker; this process then asks it to write a checkpoint.
         process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))
-    return Worker(task, process, time.monotonic(), logged)
+    return Worker(task, process, logged)
 
 
 def news(running: Sequence[Worker], waiting: int, elsewhere: int = 0) -> str:
@@ -228,7 +228,9 @@ def _report(worker: Worker, failures: list[Failure], print_line: PrintLine, stop
     task = worker.task
     name = task.cell.name
     if worker.process.returncode == 0:
-        print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
+        # Its own time would be wrong if another command has made the cell while it started.
+        seconds = load_json(cell_folder(task.grid, name) / RESULT)["seconds"]
+        print_line(f"{task.experiment.name} {name}: done in {seconds:.0f} s")
     elif not stopping:
         failures.append(failure := Failure(name, _reason(worker), cell_folder(task.grid, name) / LOG))
         print_line(f"{task.experiment.name} {failure} ({failure.log})")

@@ -56,7 +56,7 @@ def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.Mon
         log = cell_folder(tmp_path, f"n{number}") / LOG
         log.parent.mkdir(parents=True)
         log.write_text(f"model: small\nstep {number}/9   1.81 ppl  3s left\n\n" if number == 1 else "")
-    workers: list[Any] = [Worker(Task(some, each, tmp_path), None, 0.0) for each in some.cells("small")[:2]]  # type: ignore[arg-type]
+    workers: list[Any] = [Worker(Task(some, each, tmp_path), None) for each in some.cells("small")[:2]]  # type: ignore[arg-type]
     assert pool.news(workers, waiting=0) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; toy-numbers n2: starts"
     monkeypatch.setattr(pool, "MOST_NAMED", 1)
     assert pool.news(workers, waiting=3) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; 1 more running; 3 waiting"
@@ -84,7 +84,7 @@ def test_a_worker_that_has_only_described_its_run_starts(tmp_path: Path) -> None
     run_here(some, "small", tmp_path, device="cpu", monitor=(notes := Notes()))
     assert notes.lines[-1].startswith("run: ")
     log = cell_folder(tmp_path, "n1") / LOG
-    worker = Worker(Task(some, one, tmp_path), None, 0.0)  # type: ignore[arg-type]
+    worker = Worker(Task(some, one, tmp_path), None)  # type: ignore[arg-type]
     for at in range(len(notes.lines)):
         log.write_text("\n".join([*notes.lines[: at + 1], "hint: --train.precision bf16 is faster"]))
         assert pool.news([worker], waiting=0) == "toy-numbers n1: starts"
@@ -108,7 +108,7 @@ def test_the_reason_of_a_failure_is_the_last_error(log: str, code: int, reason: 
     (path := cell_folder(tmp_path, "n1") / LOG).parent.mkdir(parents=True)
     path.write_text("mnemo: error: of an earlier worker\n" + log)
     ended: Any = SimpleNamespace(returncode=code)
-    worker = Worker(Task(some, some.cells("small")[0], tmp_path), ended, 0.0, logged=len(path.read_text()) - len(log))
+    worker = Worker(Task(some, some.cells("small")[0], tmp_path), ended, logged=len(path.read_text()) - len(log))
     pool._report(worker, failures := [], (printed := Lines()), stopping=False)
     assert failures == [Failure("n1", reason, path)] and failures[0].place == f"n1 ({path})"
     assert printed == [f"toy-numbers n1: {reason} ({path})"]
@@ -160,7 +160,7 @@ class OtherCommand(ExitStack):
 def make_at_once(task: Task, *options: Any) -> Worker:
     """In place of `pool._start`: make the cell in this process."""
     run_cell(task.cell, task.experiment.cells("small"), task.grid, torch.device("cpu"), Unwatched())
-    return Worker(task, subprocess.Popen(["true"]), time.monotonic())
+    return Worker(task, subprocess.Popen(["true"]))
 
 
 def test_two_commands_share_the_cells_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_two_commands_share_the_cells_of_a_folder(tmp_path: Path, monkeypatch: p
         (ran,) = run_together([some], "small", tmp_path, jobs=1, device="cpu", print_line=print_line)
     assert not ran.failures and len(ran.found.results.cells) == 4 and lines(grid) == ["n4", "n2", "n3"]
     assert printed[:2] == [f"toy-numbers {name} is being made by another command" for name in ("n1", "n3")]
-    assert "toy-numbers n1 was made by another command" in printed
+    assert "toy-numbers n1 has a result now" in printed
 
 
 def test_a_cell_that_two_commands_start_at_once_is_left_to_the_other(
@@ -197,7 +197,7 @@ def test_a_cell_that_two_commands_start_at_once_is_left_to_the_other(
         def start_too_late(task: Task, *options: Any) -> Worker:
             other.take(task)
             monkeypatch.setattr(pool, "_start", make_at_once)
-            return Worker(task, subprocess.Popen(["false"]), time.monotonic())
+            return Worker(task, subprocess.Popen(["false"]))
 
         def print_line(line: str) -> None:
             printed.append(line)
@@ -217,13 +217,13 @@ def test_a_cell_that_the_other_command_has_completed_is_no_failure(
 
     def start_too_late(task: Task, *options: Any) -> Worker:
         run_cell(task.cell, task.experiment.cells("small"), task.grid, torch.device("cpu"), Unwatched())
-        return Worker(task, subprocess.Popen(["false"]), time.monotonic())
+        return Worker(task, subprocess.Popen(["false"]))
 
     monkeypatch.setattr(pool, "_start", start_too_late)
     printed: list[str] = []
     (ran,) = run_together([experiment(cell(1))], "small", tmp_path, jobs=2, device="cpu", print_line=printed.append)
     assert not ran.failures and len(ran.found.results.cells) == 1
-    assert printed[-1] == "toy-numbers n1 was made by another command"
+    assert printed[-1] == "toy-numbers n1 has a result now"
 
 
 STUBBORN = (
@@ -240,7 +240,7 @@ def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeyp
         with started[0].stdout as output:
             assert output.readline() == b"ready\n"
         os.kill(os.getpid(), signal.SIGINT)
-        return Worker(task, started[0], 0.0)
+        return Worker(task, started[0])
 
     monkeypatch.setattr(pool, "_start", start)
     monkeypatch.setattr(stop_signals, "ECHO_SECONDS", -1.0)
@@ -272,7 +272,7 @@ def test_every_signal_that_stops_a_run_lets_workers_save(
             assert output.readline() == b"ready\n"
         for _ in range(2):
             os.kill(os.getpid(), number)
-        return Worker(task, started[0], 0.0)
+        return Worker(task, started[0])
 
     monkeypatch.setattr(pool, "_start", start)
     before = signal.signal(number, signal.SIG_DFL)  # under nohup, a hang-up would stay ignored
