@@ -44,6 +44,8 @@ NEEDED_VERSIONS = ("mnemo", "torch", "triton")
 POINTS = 35
 """Of the training curve, at least, if the run has as many."""
 SCORED_BY = ("split", "memory", "batch", "segment", "context", "clamp", "tokens")
+PLAIN = {"temperature": 1.0, "sliding": False, "starts_from": "empty"}
+"""Of scores in a record. A run of an older version may not tell."""
 
 
 def record(runs: Sequence[Run], facts: dict[str, Any], known: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def record(runs: Sequence[Run], facts: dict[str, Any], known: dict[str, Any] | N
     recipe = _shared_recipe(runs, known)
     symbols = recipe.train.steps * recipe.train.batch * recipe.train.segment
     by_seed = {each["seed"]: each for each in (known or {"runs": []})["runs"]}
-    by_seed |= {numbers["seed"]: numbers for numbers in (_numbers(run, facts) for run in runs)}
+    by_seed |= _by_seed(runs, facts)
     return {
         **(known or {}),
         "format_version": 1,
@@ -62,6 +64,16 @@ def record(runs: Sequence[Run], facts: dict[str, Any], known: dict[str, Any] | N
         "symbols": symbols,
         "runs": [by_seed[seed] for seed in sorted(by_seed)],
     }
+
+
+def _by_seed(runs: Sequence[Run], facts: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    made: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        numbers = _numbers(run, facts)
+        if numbers["seed"] in made:
+            raise MnemoError(f"{run.path} has the seed {numbers['seed']}, as another of the runs does")
+        made[numbers["seed"]] = numbers
+    return made
 
 
 def _shared_recipe(runs: Sequence[Run], known: dict[str, Any] | None) -> Recipe:
@@ -79,7 +91,7 @@ def _shared_recipe(runs: Sequence[Run], known: dict[str, Any] | None) -> Recipe:
 
 def _numbers(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     assert run.recipe is not None
-    recipe, scores = run.recipe.train, _scores(run)
+    recipe, scores = run.recipe.train, _scores(run, run.recipe)
     if run.rollbacks:
         raise MnemoError(f"{run.path} went back after a divergence: that time counts, and timing.jsonl lacks it")
     if run.last_step != recipe.steps:
@@ -87,8 +99,8 @@ def _numbers(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     memory = to_json(run.recipe)["model"]["memory"]["long"]["length"]
     if counting_score({"scores": scores}, memory) is None:
         raise MnemoError(
-            f"{run.path} has no score of the test set in one row at the memory of training: run mnemo eval {run.path} "
-            f"--split test --batch 1 --memory {memory}"
+            f"{run.path} has no score of the whole test set in one row at the memory of training: run mnemo eval "
+            f"{run.path} --split test --batch 1 --memory {memory}"
         )
     return {
         "seed": recipe.seed,
@@ -131,12 +143,23 @@ def _largest_norm(run: Run, warmup: int) -> float | None:
     return round(max(found), 3) if found else None
 
 
-def _scores(run: Run) -> list[dict[str, Any]]:
-    """Single scores and those of sweeps, each once."""
-    results = run.path / "results"
-    found = [load_json(path)["score"] for path in results.glob("score-*.json")]
-    found += [score for path in results.glob("sweep-*.json") for score in load_json(path)["scores"]]
-    scores = [{name: score[name] for name in SCORED_BY} | {"bpc": _rounded(score["loss"])} for score in found]
+def _scores(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
+    """Single scores and those of sweeps, each once, of a text that is read as in training, at any memory length."""
+    files = [load_json(path) for kind in ("score", "sweep") for path in run.path.glob(f"results/{kind}-*.json")]
+    found = [file | score for file in files for score in file.get("scores") or [file["score"]]]
+    usual = PLAIN | {
+        "segment": recipe.train.segment,
+        "context": recipe.train.context,
+        "clamp": recipe.test.clamp,
+        "same_length": recipe.test.same_length or recipe.model.same_length,
+        "documents": recipe.data.documents,
+        "order": recipe.data.order,
+    }
+    kept = [score for score in found if all(score.get(name, value) == value for name, value in usual.items())]
+    scores = [
+        {name: score[name] for name in SCORED_BY} | {"limit": score.get("limit"), "bpc": _rounded(score["loss"])}
+        for score in kept
+    ]
     once = [score for at, score in enumerate(scores) if score not in scores[:at]]
     return sorted(once, key=lambda score: [score[name] for name in ("split", "tokens", "batch", "memory")])
 
@@ -164,6 +187,10 @@ def write(names: Sequence[str], facts_file: str, numbers: str, drawing: str) -> 
     facts, path = _facts(Path(facts_file)), Path(numbers)
     known = load_object(path) if path.exists() else None
     made = record([read_run(find_run(name), name) for name in names], facts, known)
+    replaced = {run["seed"]: run for run in (known or {"runs": []})["runs"]}
+    for run in made["runs"]:
+        if run["seed"] in replaced and run != replaced[run["seed"]]:
+            print(f"replaced: the run of seed {run['seed']}", file=sys.stderr)
     path.write_text(json.dumps(made, indent=1) + "\n")
     Path(drawing).write_text(picture(made, Path(drawing).stem))
     print(numbers, drawing, sep="\n")

@@ -205,6 +205,7 @@ def _output(args: Args, opened: OpenedRun, settings: EvaluationSettings, half: t
             "which": args.which,
             "precision": full if half is None else "bf16",
             "starts_from": settings.start,
+            "limit": settings.limit,
             "trained_memory": trained_memory(opened.run.model.config),
         },
         label="-".join(parts),

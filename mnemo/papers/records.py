@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mnemo.errors import plural
+from mnemo.errors import MnemoError, plural
 from mnemo.papers.grid import Measure
 
 Record = Mapping[str, Any]
@@ -18,8 +18,16 @@ SCORE = Measure(unit="bpc", digits=4, scale="bpc")
 
 def counting_score(run: Record, memory: int) -> float | None:
     """bpc of a run as the rules count it: the test set in one row, at the memory of training. None if not scored."""
-    found = [each for each in run["scores"] if (each["split"], each["batch"], each["memory"]) == ("test", 1, memory)]
-    return float(found[0]["bpc"]) if found else None
+    counted = "test", 1, memory, None
+    found = {each["bpc"] for each in run["scores"] if _setting(each) == counted}
+    if len(found) > 1:
+        raise MnemoError(f"there are several scores that count: {', '.join(f'{each:.4f}' for each in sorted(found))}")
+    return float(found.pop()) if found else None
+
+
+def _setting(score: Record) -> tuple[str, int, int, int | None]:
+    """Older files lack the limit, since all of their scores of test are those of the whole split."""
+    return score["split"], score["batch"], score["memory"], score.get("limit")
 
 
 def scores_that_count(record: Record) -> list[float]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,7 @@ RECIPE = replace(
 SYMBOLS = RECIPE.train.batch * RECIPE.train.segment
 STEPS = [*range(100, 8001, 100)]
 WARMUP = RECIPE.train.schedule.warmup
+READ_AS_TRAINED = {"segment": RECIPE.train.segment, "context": 0, "clamp": None, "tokens": 1000}
 
 
 def write_lines(path: Path, lines: list[dict]) -> None:
@@ -63,12 +65,17 @@ def make_folder(folder: Path, seed: int = RECIPE.train.seed, bpc: float = 1.5) -
     for number, (split, batch, memory, bits) in enumerate(
         [("valid", 32, 1024, 1.25), ("test", 32, 1024, 1.75), ("test", 1, 1024, bpc), ("test", 1, 512, 2.0)]
     ):
-        score = dict(split=split, memory=memory, batch=batch, segment=512, context=0, clamp=None, tokens=1000)
-        score |= {"loss": bits * math.log(2)}
+        score = READ_AS_TRAINED | {"split": split, "memory": memory, "batch": batch, "loss": bits * math.log(2)}
         write_json(folder / "results" / f"score-{number}.json", {"format_version": 1, "score": score})
     sweep = {"format_version": 1, "scores": [score, score | {"memory": 2048, "loss": 2.5 * math.log(2)}]}
     write_json(folder / "results" / "sweep-test.json", sweep)
     return folder
+
+
+def add_score(folder: Path, changes: dict[str, Any], in_file: dict[str, Any]) -> None:
+    """A better score of the test set in one row, at other settings."""
+    score = READ_AS_TRAINED | {"split": "test", "memory": 1024, "batch": 1, "loss": 0.9 * math.log(2)} | changes
+    write_json(folder / "results" / "score-other.json", {"format_version": 1, **in_file, "score": score})
 
 
 @pytest.fixture
@@ -109,6 +116,9 @@ def test_seeds_are_added_to_a_record(folder: Path, tmp_path: Path) -> None:
     assert three["recipe"] == first["recipe"]
     again = speedrun.record([read_run(make_folder(tmp_path / "again", 5, 1.0), "again")], FACTS, three)
     assert scores_that_count(again) == [1.75, 1.0, 1.5]
+    twice = [read_run(tmp_path / name, name) for name in ("again", "seed5")]
+    with pytest.raises(MnemoError, match="seed5 has the seed 5, as another of the runs does"):
+        speedrun.record(twice, FACTS)
     svg = speedrun.picture(again, "novels")
     assert len({line for line in re.findall(r"valid[^:<]*, seed \d+", svg)}) == 3
 
@@ -130,7 +140,10 @@ def test_files_are_written_and_named(folder: Path, tmp_path: Path, capsys: pytes
     assert json.loads(numbers.read_text())["steps"] == 8000 and drawing.read_text().startswith("<svg")
     other = make_folder(tmp_path / "other", 7)
     speedrun.write([str(other)], str(facts), str(numbers), str(drawing))
-    assert len(json.loads(numbers.read_text())["runs"]) == 2
+    assert len(json.loads(numbers.read_text())["runs"]) == 2 and not capsys.readouterr().err
+    (other / "results" / "score-0.json").unlink()
+    speedrun.write([str(other)], str(facts), str(numbers), str(drawing))
+    assert capsys.readouterr().err == "replaced: the run of seed 7\n"
     facts.write_text(json.dumps(FACTS | {"versions": {"mnemo": "1", "torch": "2"}} | {"date": None}))
     with pytest.raises(MnemoError, match=r"facts.json lacks versions of triton$"):
         speedrun.write([str(folder)], str(facts), str(numbers), str(drawing))
@@ -141,7 +154,32 @@ def test_files_are_written_and_named(folder: Path, tmp_path: Path, capsys: pytes
 
 def test_a_run_without_the_score_that_counts_is_refused(folder: Path) -> None:
     (folder / "results" / "score-2.json").unlink()
-    with pytest.raises(MnemoError, match="no score of the test set in one row at the memory of training"):
+    with pytest.raises(MnemoError, match="no score of the whole test set in one row at the memory of training"):
+        speedrun.record([read_run(folder, "novels")], FACTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_file"),
+    [
+        ({"tokens": 100}, {"limit": 100}),
+        ({"temperature": 0.8}, {}),
+        ({"segment": 2 * RECIPE.train.segment}, {}),
+        ({"context": 8}, {}),
+        ({"clamp": 7}, {}),
+        ({"sliding": True}, {}),
+        ({"documents": "reset"}, {}),
+        ({}, {"starts_from": "zeros"}),
+    ],
+)
+def test_other_scores_do_not_count(changes: dict[str, Any], in_file: dict[str, Any], folder: Path) -> None:
+    add_score(folder, changes, in_file)
+    assert scores_that_count(speedrun.record([read_run(folder, "novels")], FACTS)) == [1.5]
+
+
+def test_a_run_with_two_scores_that_count_is_refused(folder: Path) -> None:
+    """Those of two checkpoints, for example."""
+    add_score(folder, {}, {"which": "last"})
+    with pytest.raises(MnemoError, match=r"several scores that count: 0\.9000, 1\.5000"):
         speedrun.record([read_run(folder, "novels")], FACTS)
 
 
