@@ -117,11 +117,12 @@ def _softmax(config: ModelConfig) -> float:
 def training_step(forward: Flops, train: TrainConfig) -> float:
     """FLOPs of a new token: three forward passes, and as many for every segment that its window repeats.
 
-    Repeated segments are not scored, unless all are. Recomputation takes one more forward pass, of everything or of
-    the layers alone.
+    `forward`: of a token of the segment and the context before it, which the layers encode again. Repeated segments are
+    not scored, unless all are. Recomputation takes one more forward pass, of everything or of the layers alone.
     """
     again = train.bptt if train.bptt_window == "sliding" else 0
-    unscored = forward.total - (0 if train.bptt_loss == "all" else forward.softmax)
+    layers = (forward.total - forward.softmax) * (train.segment + train.context) / train.segment
+    scored = layers + forward.softmax
     passes = 4 if train.bptt and train.bptt_memory != "plain" else 3
-    layers = (1 + again) * (forward.total - forward.softmax) if train.recompute == "layer" else 0.0
-    return passes * (forward.total + again * unscored) + layers
+    repeated = again * (scored if train.bptt_loss == "all" else layers)
+    return passes * (scored + repeated) + ((1 + again) * layers if train.recompute == "layer" else 0.0)

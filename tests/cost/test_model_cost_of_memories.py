@@ -150,6 +150,13 @@ def test_a_training_step_reads_windows_again() -> None:
     assert training_step(forward, TrainConfig(bptt=2, bptt_memory="replay")) == 4 * (20 + 2 * 10)
 
 
+def test_a_training_step_encodes_the_context_again() -> None:
+    forward = Flops(projections=1.0, attention=2.0, feed_forward=3.0, memory=4.0, softmax=10.0)
+    config = TrainConfig(segment=8, context=24)
+    assert training_step(forward, config) == 3 * (4 * 10 + 10)
+    assert training_step(forward, replace(config, recompute="layer")) == 3 * (4 * 10 + 10) + 4 * 10
+
+
 def small_info(tokens: MemoryTokens | None = None, **plan: Any) -> ModelCost:
     return describe("small", Recipe(model=ModelConfig(**SMALL, memory=Plan(**plan), tokens=tokens)))
 
