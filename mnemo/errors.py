@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 SIMILAR = 0.6
@@ -28,6 +29,17 @@ def shorten(text: str, limit: int = 80) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 step`, `2,000 steps`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Raise an error for a number that is not positive and finite; None is no number."""
+    if value is not None and not 0 < value < math.inf:
+        raise MnemoError(f"{name} {value} must be positive")
+
+
+def require_not_negative(name: str, value: int | None) -> None:
+    if value is not None and value < 0:
+        raise MnemoError(f"{name} {value} is negative")
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

@@ -91,7 +91,7 @@ def _require_two_segments(args: Args) -> None:
     header = load_header(Path(args.run or ""))
     segment = args.segment or header.recipe.train.segment
     if args.limit:
-        require_two_segments(args.limit, segment)
+        require_two_segments(args.limit, segment, is_limit=True)
     if args.text is None or args.text == STDIN or header.corpus.get("unit") not in BITS_PER_SYMBOL:
         return
     from mnemo.data.text_parts import Part

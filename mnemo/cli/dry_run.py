@@ -92,7 +92,8 @@ def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
 def _machine_remarks(recipe: Recipe, needed: float, flops: float) -> list[str]:
     """What this machine lacks for the recipe."""
     device = pick_device(recipe.train.device)
-    return [*_too_little_memory(device, needed), *_too_slow(recipe, device, flops)]
+    slow = [*_slow_products(recipe), *_too_long(flops)] if device.type == "cpu" else []
+    return [*_too_little_memory(device, needed), *slow]
 
 
 def _too_little_memory(device: torch.device, needed: float) -> Iterator[str]:
@@ -105,18 +106,18 @@ def _too_little_memory(device: torch.device, needed: float) -> Iterator[str]:
         )
 
 
-def _too_slow(recipe: Recipe, device: torch.device, flops: float) -> Iterator[str]:
-    """A remark on a recipe that is meant for a GPU, if there is none."""
-    days, precision = flops / CPU_FLOPS / 86400, recipe.train.precision
-    reasons = []
-    if precision in ("bf16", "fp16") and not has_bf16_products():
-        reasons.append(f"{precision} is slow on this processor")
+def _slow_products(recipe: Recipe) -> Iterator[str]:
+    if recipe.train.precision == "bf16" and not has_bf16_products():
+        yield "bf16 is slow on this processor; --train.precision fp32 is faster"
+
+
+def _too_long(flops: float) -> Iterator[str]:
+    days = flops / CPU_FLOPS / 86400
     if days > MOST_CPU_DAYS:
-        reasons.append(
-            f"a few cores, which compute {CPU_FLOPS / 1e9:g} GFLOP/s, take about {plural(round(days), 'day')}"
+        yield (
+            "the device is a CPU, and this recipe is meant for a GPU: a few cores, which compute "
+            f"{CPU_FLOPS / 1e9:g} GFLOP/s, take about {plural(round(days), 'day')}"
         )
-    if device.type == "cpu" and reasons:
-        yield f"the device is a CPU, and this recipe is meant for a GPU: {', '.join(reasons)}"
 
 
 def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:

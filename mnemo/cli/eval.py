@@ -6,13 +6,12 @@ Results are printed and saved as JSON in the run's `results` folder; sweeps and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from mnemo.cli.run_arguments import Precision, RunArgs, chosen_run, require_corpus_of
 from mnemo.data.tasks import AnyTask
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative, require_positive
 from mnemo.memory.configuration import Start
 from mnemo.storage.run_header import load_header
 
@@ -92,8 +91,7 @@ def lengths_of(sweep: str) -> list[int]:
         lengths = [int(part) for part in sweep.split(",")]
     except ValueError:
         raise MnemoError(f"--sweep-memory takes lengths such as 0,64,128, not '{sweep}'") from None
-    if min(lengths) < 0:
-        raise MnemoError(f"memory length {min(lengths)} is negative")
+    require_not_negative("memory length", min(lengths))
     return sorted(set(lengths))
 
 
@@ -132,9 +130,7 @@ def _check_numbers(args: Args) -> None:
         "limit": args.limit,
     }
     for name, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            raise MnemoError(f"{name} {value} must be positive")
-    if args.memory is not None and args.memory < 0:
-        raise MnemoError(f"memory length {args.memory} is negative")
+        require_positive(name, value)
+    require_not_negative("memory length", args.memory)
     if args.sweep_memory is not None:
         lengths_of(args.sweep_memory)

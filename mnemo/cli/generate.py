@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mnemo.cli import console
 from mnemo.cli.run_arguments import Precision, RunArgs, require_memory_file, require_text, with_run
 from mnemo.config import digest
-from mnemo.errors import MnemoError, shorten
+from mnemo.errors import MnemoError, require_not_negative, require_positive, shorten
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.lazy import LazyModule
@@ -115,11 +115,9 @@ def _check(args: Args) -> None:
         raise MnemoError("--prompt and --prompt-file cannot be combined")
     if args.prompt == "":
         raise MnemoError("the prompt is empty")
-    if args.memory_length is not None and args.memory_length < 0:
-        raise MnemoError(f"memory length {args.memory_length} is negative")
+    require_not_negative("memory length", args.memory_length)
     for name, value in (("--tokens", args.tokens), ("--continuations", args.continuations)):
-        if value < 1:
-            raise MnemoError(f"{name} {value} must be positive")
+        require_positive(name, value)
     if not 0 <= args.seed < 2**62:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()

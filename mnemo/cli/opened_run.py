@@ -20,7 +20,7 @@ from mnemo.data.prepare import load
 from mnemo.data.text_files import kind_of_text
 from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative
 from mnemo.files import atomic
 from mnemo.files.json_file import write_json
 from mnemo.inference.generation import NOT_FINITE, AnyState
@@ -73,8 +73,7 @@ def corpus_of(run: LoadedRun) -> Corpus:
 def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
     """The state to continue from and the segment length: those in a memory file, or those of the run."""
     model = opened.run.model
-    if memory_length is not None and memory_length < 0:
-        raise MnemoError(f"memory length {memory_length} is negative")
+    require_not_negative("memory length", memory_length)
     segment, device = opened.run.recipe.train.segment, model.device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:

@@ -16,14 +16,18 @@ def has_second_segment(num_tokens: int, segment: int) -> bool:
     return num_tokens - 1 > segment
 
 
-def require_two_segments(size: int, segment: int, unit: str = "tokens") -> None:
-    """Raise an error for a text of one segment; `size` may be in another unit, of which a token has at least one."""
+def require_two_segments(size: int, segment: int, unit: str = "tokens", *, is_limit: bool = False) -> None:
+    """Raise an error for a text of one segment; `size` may be in another unit, of which a token has at least one.
+
+    `is_limit`: the text may be longer, but no more of it is read.
+    """
     if has_second_segment(size, segment):
         return
     of = f"a segment {segment:,}" if unit == "tokens" else f"a segment {segment:,} tokens"
+    has, longer = ("--limit takes", "a larger --limit") if is_limit else ("the text has", "a longer text")
     raise MnemoError(
-        f"the text has {size:,} {unit} and {of}, but memory has no effect before the second segment: "
-        "use a longer text, or a shorter --segment"
+        f"{has} {size:,} {unit} and {of}, but memory has no effect before the second segment: "
+        f"use {longer}, or a shorter --segment"
     )
 
 

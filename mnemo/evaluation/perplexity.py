@@ -21,9 +21,9 @@ from torch import Tensor
 
 from mnemo.data.corpus import Split
 from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, one_epoch, stacked
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.evaluation.score import LossSums, Score
-from mnemo.evaluation.settings import Documents, EvaluationSettings, Order, require_positive, resolve
+from mnemo.evaluation.settings import Documents, EvaluationSettings, Order, resolve
 from mnemo.inference.segment_scorer import Scorer, can_record, losses_at, open_scorer, with_dtype
 from mnemo.memory.configuration import Start
 from mnemo.model import Model, evaluating

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative, require_positive
 from mnemo.memory.configuration import Start
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import EvalConfig, Recipe
@@ -49,8 +48,7 @@ class EvaluationSettings:
             require_positive(name, getattr(self, name))
         require_positive("segment length", self.segment)
         require_positive("windows at a time", self.windows)
-        if self.memory is not None and self.memory < 0:
-            raise MnemoError(f"memory length {self.memory} is negative")
+        require_not_negative("memory length", self.memory)
         if self.sliding and not self.is_one_text:
             raise MnemoError("sliding windows run over the whole text: they cannot be combined with documents")
         if self.start == "zeros" and (self.sliding or self.no_memory or not self.is_one_text):
@@ -107,8 +105,3 @@ def training_remark(model: ModelConfig, memory: int) -> str:
     """The remark of an evaluation at another memory length than that of training; empty at the same length."""
     trained = trained_memory(model)
     return "" if memory == trained else f"evaluated at memory {memory:,}, trained at {trained:,}"
-
-
-def require_positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise MnemoError(f"{name} {value} must be positive")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.fused_layers import fused_logits
@@ -81,8 +81,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()
     for name, value in (("number of tokens", num_tokens), ("number of continuations", continuations)):
-        if value < 1:
-            raise MnemoError(f"{name} {value} must be positive")
+        require_positive(name, value)
     with evaluating(model):
         text = _start(model, _rows(prompts), state, segment).fork(continuations)
         writer = TokenWriter(model, text.decoder, text.hidden, sampling)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mnemo.display import Shown, Summary
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative
 from mnemo.inference.generation import NOT_FINITE, AnyState, TextState, TextWriter, read
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
@@ -189,8 +189,7 @@ class Session(Shown):
 
     def _checked(self, length: int | None) -> int | None:
         """A memory length that is possible and fits this machine."""
-        if length is not None and length < 0:
-            raise MnemoError(f"memory length {length} is negative")
+        require_not_negative("memory length", length)
         config, device = self.model.config, self.model.device
         require_state_room(config, device, batch=1, segment=self.segment, lengths=length, cached=True)
         return length

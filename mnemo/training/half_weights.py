@@ -25,9 +25,9 @@ from mnemo.training.compiled_loss import copy_modules
 
 HALF_BYTES = 2
 MOST_SEGMENTS = 4
-"""Segments of an update: each has gradients of its own, so that they are added in single precision."""
+"""Of an update, whatever its gradients take: each segment has its own, so that they are added in single precision"""
 MOST_BYTES = 2**28
-"""Of the gradients of all segments of an update, if it has more"""
+"""Of the gradients of an update that has more segments"""
 
 
 def may_keep_gradients(maps: Sequence[nn.Linear], num_segments: int) -> bool:
