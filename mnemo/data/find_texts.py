@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemo.data import text_parts
+from mnemo.data import novels, text_parts
 from mnemo.data.corpus import SPLITS
 from mnemo.data.download import fetch
-from mnemo.data.known_corpora import CORPORA, PYTHON, Published
-from mnemo.data.text_files import Accepted, TextFiles, all_files, choose_text_files
+from mnemo.data.known_corpora import CORPORA, NOVELS, PYTHON, Published
+from mnemo.data.text_files import Accepted, TextFiles, all_files, choose_text_files, temporary_folder
 from mnemo.data.text_parts import Part
 from mnemo.errors import MnemoError
 from mnemo.progress import ShowProgress
@@ -65,17 +65,18 @@ def find_texts(
     if isinstance(source, bytes):
         raise MnemoError(f"'{name}' is a published corpus of files: use another name for your text")
     if source is not None:
-        return named(name, published, _all_parts([source], folder, stack), str(source))
-    if not published.downloads:
-        raise MnemoError(f"'{name}' cannot be downloaded; run: mnemo prepare {name} --from DIR")
+        return named(name, published, _all_parts(name, [source], folder, stack), str(source))
     files = [fetch(download, folder / DOWNLOADS / name, show) for download in published.downloads]
     urls = ", ".join(download.urls[0] for download in published.downloads)
-    return named(name, published, _all_parts(files, folder, stack), urls)
+    return named(name, published, _all_parts(name, files, folder, stack), urls)
 
 
-def _all_parts(paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Part]:
+def _all_parts(name: str, paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Part]:
     """Return every file of the paths, of any content: a published corpus is checked by its checksums."""
-    return [chosen.part for path in paths for chosen in all_files(path, [], folder, stack)]
+    parts = [chosen.part for path in paths for chosen in all_files(path, [], folder, stack)]
+    if name == NOVELS and novels.has_books(parts):
+        return novels.join_books(parts, temporary_folder(folder, stack))
+    return parts
 
 
 def named(name: str, published: Published, parts: Sequence[Part], source: str) -> Texts:

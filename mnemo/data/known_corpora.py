@@ -75,6 +75,10 @@ _PTB_CHECKSUMS = {
     "test": "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
 }
 
+_NOVELS_REPOSITORY = "computationalstylistics/100_english_novels"
+_NOVELS_COMMIT = "143e601875d70e195f2cc5ebd8b034609271194d"
+
+NOVELS = "novels"
 PYTHON = "python"
 """The default corpus: it needs no download."""
 
@@ -166,8 +170,8 @@ CORPORA: dict[str, Published] = {
         note="1.8 GB to download, 4 GB while it is unpacked, 4 GB prepared; valid and test are the same held-out "
         "sentences, as published",
     ),
-    "novels": Published(
-        title="95 English novels, 1839 to 1930, bytes, whole books",
+    NOVELS: Published(
+        title="95 English novels, 1839 to 1930, bytes; 85 of them to train on",
         tokenizer="bytes",
         files={split: (f"novels.{split}.txt", f"{split}.txt") for split in ("train", "valid", "test")},
         num_bytes={"train": 67_993_391, "valid": 2_715_912, "test": 2_942_610},
@@ -177,6 +181,13 @@ CORPORA: dict[str, Published] = {
             "test": "sha256:479fe67b2f0c923a459dba8ae2e1f28b7d69f56ad8ccec6ee078bb35aa47feca",
         },
         expected={"bytes": Expected((67_993_391, 2_715_912, 2_942_610), 256)},
+        downloads=(
+            Download(
+                (f"https://github.com/{_NOVELS_REPOSITORY}/archive/{_NOVELS_COMMIT}.zip",),
+                "100_english_novels.zip",
+            ),
+        ),
+        note="the collection is downloaded as a whole, with word vectors that are not used",
         strict=False,
     ),
     PYTHON: Published(
@@ -194,12 +205,11 @@ def variant_name(name: str, option: str) -> str:
 
 def command_for(name: str) -> str:
     """Return the command that prepares a corpus of this name."""
-    for known, corpus in CORPORA.items():
+    for known in CORPORA:
         for option in ("bytes", "chars", "words", "bpe"):
             if name in (known, f"{known}-{option}"):
-                where = "" if corpus.downloads or known == PYTHON else " --from DIR"
                 how = "" if name == known else f" --tokenizer {option}"
-                return f"mnemo prepare {known}{where}{how}"
+                return f"mnemo prepare {known}{how}"
     return f"mnemo prepare {name} --from FILE_OR_DIR"
 
 

@@ -99,7 +99,7 @@ def choose_text_files(source: Path | bytes, accepted: Accepted, folder: Path, st
     Archives are unpacked into `folder`, until `stack` closes.
     """
     if isinstance(source, bytes):
-        path = _temporary(folder, stack) / "text.txt"
+        path = temporary_folder(folder, stack) / "text.txt"
         path.write_bytes(source)
         found, alone = [Chosen("the text", Part(path), -1)], True
         texts = TextFiles("the text that was piped in")
@@ -119,7 +119,7 @@ def all_files(path: Path, skipped: list[Skipped], folder: Path, stack: ExitStack
     if not path.exists():
         raise MnemoError(f"{path} does not exist")
     if text_parts.is_tar(path):
-        unpacked = _temporary(folder, stack)
+        unpacked = temporary_folder(folder, stack)
         text_parts.unpack_tar(path, unpacked)
         path = unpacked
     if not path.is_dir():
@@ -131,7 +131,8 @@ def all_files(path: Path, skipped: list[Skipped], folder: Path, stack: ExitStack
     return [chosen for file in _without_twins(files) for chosen in _members(file, file.relative_to(path).as_posix())]
 
 
-def _temporary(folder: Path, stack: ExitStack) -> Path:
+def temporary_folder(folder: Path, stack: ExitStack) -> Path:
+    """A folder inside of `folder` that is removed when `stack` closes."""
     folder.mkdir(parents=True, exist_ok=True)
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder)))
 

@@ -20,7 +20,7 @@ MORE_DROPOUT = DropoutConfig(input=0.05, projection=0.1, inner=0.05, feed_forwar
 def speedrun_novels() -> Recipe:
     """A modern recipe, bytes of 85 novels, 12 layers, 38M parameters: test 1.325 bpc after 450 seconds on one H200.
 
-    Run `mnemo prepare novels --from DIR` first. To fit a time budget, set --train.steps to 450 s times the tokens per
+    Run `mnemo prepare novels` first. To fit a time budget, set --train.steps to 450 s times the tokens per
     second in `timing.jsonl` after a few hundred steps, divided by 32,768, the tokens of a step.
 
     Almost seven epochs of the 68 MB fit into the time. Regularisation matters most: an earlier model of this size
@@ -119,7 +119,7 @@ def novels_small() -> Recipe:
     """The small model to play with: bytes of 85 novels, 6 layers, 4M parameters, minutes on one GPU.
 
     `speedrun-novels` with a smaller model, without dropout and with other rates, for three epochs: test 1.432 bpc.
-    Run `mnemo prepare novels --from DIR` first.
+    Run `mnemo prepare novels` first.
     """
     recipe = speedrun_novels()
     model = replace(

@@ -153,7 +153,7 @@ def test_a_dry_run_says_if_a_recipe_is_slow_here(
 @pytest.mark.parametrize(
     ("corpus", "line"),
     [
-        ("novels", "corpus 'novels' is not prepared; run: mnemo prepare novels --from DIR"),
+        ("novels", "corpus 'novels' is not prepared; run: mnemo prepare novels"),
         ("enwik8", "corpus 'enwik8' is not prepared; run: mnemo prepare enwik8"),
         ("./nosuch", "'./nosuch' is not the folder of a prepared corpus: it has no header.json"),
         ("python", "corpus: python, prepared when training starts"),

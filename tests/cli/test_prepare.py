@@ -57,7 +57,7 @@ def test_the_list_shows_what_is_known_and_what_is_prepared(
     assert lines["mine"].endswith("yes") and "1,365 / 75 / 60" in lines["mine"]
     assert lines["wikitext-103"].endswith("mnemo prepare wikitext-103")
     assert "103,227,021 / 217,646 / 245,569" in lines["wikitext-103"]
-    assert lines["novels"].endswith("mnemo prepare novels --from DIR")
+    assert lines["novels"].endswith("mnemo prepare novels")
     assert cli.main(["prepare", "--list", "--json", "--root", str(root)]) == 0
     items = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
     assert items["mine"]["prepared"] and items["mine"]["path"] == str(root / "mine")

@@ -232,8 +232,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("enwik8", "; run: mnemo prepare enwik8$"),
         ("enwik8-bytes", "; run: mnemo prepare enwik8 --tokenizer bytes$"),
-        ("novels", "; run: mnemo prepare novels --from DIR$"),
-        ("novels-words", "; run: mnemo prepare novels --from DIR --tokenizer words$"),
+        ("novels-words", "; run: mnemo prepare novels --tokenizer words$"),
         ("wikitext2", r"\(did you mean 'wikitext-2'\?\); prepare your own text with: mnemo prepare wikitext2 --from"),
         ("diary", "prepare your own text with: mnemo prepare diary --from FILE_OR_DIR$"),
     ],

@@ -470,11 +470,6 @@ def test_downloads_are_kept_apart_from_corpora(
     assert sorted(path.name for path in root.iterdir()) == ["downloads", "ptb"]
 
 
-def test_novels_have_no_address() -> None:
-    with pytest.raises(MnemoError, match="mnemo prepare novels --from DIR"):
-        prepare("novels")
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "downloads", "a b"])
 def test_bad_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(MnemoError, match="is not a valid corpus name"):
