@@ -16,6 +16,7 @@ from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError, unknown
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
+from mnemo.papers.gpu_sharing import advice
 from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, differences, require_needs
 from mnemo.papers.overview import overview_markdown, write_index
@@ -106,6 +107,8 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
     budget = asked[0].budget
     if to_run and device.type != "cuda" and budget in ON_A_GPU:
         _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+    if to_run and _jobs(asked, args) > 1 and (line := advice(device)):
+        _print(line)
 
 
 def _is_incomplete(asked: Asked, out: Path) -> bool:

@@ -49,6 +49,16 @@ def test_workers_do_not_check_the_machine_again(
     assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
 
 
+@pytest.mark.parametrize(("jobs", "advised"), [("1", False), ("2", True)])
+def test_models_that_would_take_turns_on_a_gpu_are_told_of(
+    jobs: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    monkeypatch.setattr("mnemo.cli.reproduction.advice", lambda device: "MPS is not running")
+    assert cli.main([*toy_command(tmp_path), "--jobs", jobs, "--cell", "n1"]) == 0
+    assert ("MPS is not running" in capsys.readouterr().err) is advised
+
+
 def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their last lines, not those of workers before them; of many workers only a few."""
     some = experiment(*(cell(number) for number in range(1, 6)))
