@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Cursor
+from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.run_header import METRICS
 from mnemo.training.divergence import Watch
@@ -26,16 +28,30 @@ from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 
 TIMING = "timing.jsonl"
+UNSETTLED_LINES = 2
+"""At the beginning of a run, in which a GPU may still warm up."""
 QUIET_SECONDS = 30.0
 """After which progress is shown before a line of metrics is due."""
 
 
 def training_seconds(path: Path, tokens: int) -> float:
     """The time of all updates in `timing.jsonl`, without compilation, evaluation and saving; `tokens`: of an update."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = _lines(path)
     steps = [0, *(line["step"] for line in lines)]
     intervals = zip(lines, pairwise(steps), strict=True)
     return sum((step - before) * tokens / line["tokens_per_second"] for line, (before, step) in intervals)
+
+
+def settled_speed(path: Path) -> float:
+    """Tokens per second of a short run: the median of the intervals in `timing.jsonl` without the first two."""
+    speeds = [line["tokens_per_second"] for line in _lines(path)][UNSETTLED_LINES:]
+    if not speeds:
+        raise MnemoError(f"{path} has fewer than {UNSETTLED_LINES + 1} lines: the run is too short to tell its speed")
+    return statistics.median(speeds)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Clock:

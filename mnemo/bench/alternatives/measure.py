@@ -10,7 +10,6 @@ import gc
 import json
 import math
 import shutil
-import statistics
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,13 +42,13 @@ from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, open_data
 from mnemo.training.monitor import Forwarding, Monitor
 from mnemo.training.precision import autocast, state_dtype
-from mnemo.training.training_log import TIMING, training_seconds
+from mnemo.training.training_log import TIMING, settled_speed, training_seconds
 from mnemo.units import bits
 
 PROBE_STEPS, TINY_PROBE_STEPS = 300, 6
 """Updates that measure the speed of a row."""
-PROBE_LINES, SKIPPED_LINES = 6, 2
-"""Intervals of the probe, and those at its beginning that do not count."""
+PROBE_LINES = 6
+"""Intervals of the probe; the first two do not count."""
 LINES, EVALUATIONS = 150, 6
 """Lines of metrics and validations of the training."""
 SPEED_STAGES = ("kernels", "probe", "steps")
@@ -174,11 +173,11 @@ class Measurement:
         shutil.rmtree(folder, ignore_errors=True)
         reset_peak(self.device)
         self._train(for_training(self.recipe, steps, lines=PROBE_LINES), folder, validated=False)
-        rates = [line["tokens_per_second"] for line in _lines(folder / TIMING)][SKIPPED_LINES:]
+        speed = settled_speed(folder / TIMING)
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         shutil.rmtree(folder)
         self._free()
-        return {"steps": steps, "symbols_per_second": statistics.median(rates), "peak_bytes": peak}
+        return {"steps": steps, "symbols_per_second": speed, "peak_bytes": peak}
 
     def steps(self) -> int:
         """The updates that fill the declared time at the measured speed."""

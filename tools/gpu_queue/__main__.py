@@ -1,0 +1,117 @@
+"""Run measurements one after the other on a GPU that is there for a limited time.
+
+    python -m tools.gpu_queue run PLAN.toml --minutes 27 --folder runs/queue [--only JOB ...] [--dry-run]
+    python -m tools.gpu_queue watch --folder runs/queue [--seconds 570] [--copy-to FOLDER]
+
+`run` starts the jobs of a plan (format: tools/gpu_queue/plan.py) in order. A job that could not end in time is not
+started, and one that still runs when the time is over is asked to stop, as a scheduler does; it then has 75 seconds to
+save. State, logs and the small files that jobs keep are in one archive, written anew every ten seconds.
+
+`watch` says what happens, and copies the archive, until the queue or its own time ends. Where a connection lasts for
+minutes only, start `run` with `setsid nohup ... &`, and watch again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json
+from tools.gpu_queue.collect import COLLECTED, STATE
+from tools.gpu_queue.plan import Plan, read_plan
+from tools.gpu_queue.queue import COLLECT_SECONDS, LOG, Queue
+
+SILENCE_SECONDS = 6 * COLLECT_SECONDS
+"""Age of a state from which on the queue may have been killed."""
+
+
+def main(argv: list[str]) -> int:
+    args = _arguments().parse_args(argv)
+    try:
+        return _run(args) if args.verb == "run" else _watch(args)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except MnemoError as error:
+        print(f"gpu_queue: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu_queue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="run the jobs of a plan")
+    run.add_argument("plan", type=Path)
+    run.add_argument("--minutes", type=float, required=True, help="until the running job is asked to stop")
+    run.add_argument("--folder", type=Path, required=True, help="new folder for state, logs and archive")
+    run.add_argument("--only", nargs="+", default=[], metavar="JOB", help="leave the other jobs out")
+    run.add_argument("--dry-run", action="store_true", help="only show the jobs")
+    watch = verbs.add_parser("watch", help="show the progress of a queue")
+    watch.add_argument("--folder", type=Path, required=True)
+    watch.add_argument("--seconds", type=float, default=570.0, help="(default: 570)")
+    watch.add_argument("--copy-to", type=Path, help="folder for copies of the archive")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    plan = read_plan(args.plan)
+    plan = plan.only(args.only) if args.only else plan
+    if args.dry_run:
+        _show(plan, args.minutes)
+        return 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as a hang-up under nohup
+            signal.signal(number, signal.default_int_handler)
+    return 0 if Queue(plan, args.folder, seconds=60 * args.minutes, say=_say).run() else 1
+
+
+def _show(plan: Plan, minutes: float) -> None:
+    print(plan.title)
+    for job in plan.jobs:
+        print(f"  {job.name} ({job.minutes:g} min)", *job.run, sep="\n      ")
+    print(f"{sum(job.minutes for job in plan.jobs):g} minutes at most, {minutes:g} are there")
+
+
+def _watch(args: argparse.Namespace) -> int:
+    path, until, shown = args.folder / STATE, time.monotonic() + args.seconds, set[str]()
+    while True:
+        state: dict[str, Any] = load_json(path) if path.exists() else {"jobs": []}
+        jobs = [job for job in state["jobs"] if job["state"] != "waiting"]
+        for line in (f"{job['name']}: {job['state']}" + (f", {job['why']}" if job["why"] else "") for job in jobs):
+            if line not in shown:
+                shown.add(line)
+                _say(line)
+        if args.copy_to and (args.folder / COLLECTED).exists():
+            args.copy_to.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(args.folder / COLLECTED, args.copy_to / COLLECTED)
+        if state.get("ended") or time.monotonic() > until:
+            break
+        time.sleep(min(COLLECT_SECONDS, max(0.0, until - time.monotonic())))
+    if not state["jobs"]:
+        raise MnemoError(f"no queue has begun in {args.folder}")
+    if not state["ended"] and (age := time.time() - path.stat().st_mtime) > SILENCE_SECONDS:
+        _say(f"no news for {age:.0f} s: the queue may have been killed")
+    for job in jobs:
+        if job["state"] == "running":
+            _say(f"{job['name']}, {job['seconds']:.0f} s: {_last_line(args.folder / LOG.format(job['name']))}")
+    return 0
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
