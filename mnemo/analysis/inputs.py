@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative, require_positive
 from mnemo.memory.state import State, leaves
 from mnemo.model import Model
 
@@ -34,14 +34,12 @@ def keeps_memory(model: Model, memory: int | None = None) -> bool:
 
 
 def checked_memory(memory: int | None) -> int | None:
-    if memory is not None and memory < 0:
-        raise MnemoError(f"memory length {memory} is negative")
+    require_not_negative("memory length", memory)
     return memory
 
 
 def checked_segment(segment: int) -> int:
-    if segment < 1:
-        raise MnemoError(f"segment length {segment} must be positive")
+    require_positive("segment length", segment)
     return segment
 
 

@@ -21,7 +21,7 @@ from mnemo.bench.alternatives import rows as alternatives
 from mnemo.bench.cases import SECTIONS, check_names
 from mnemo.bench.gpu_table.rows import PROFILED, find_rows
 from mnemo.cli import bench_alternatives, bench_serving, bench_table, console
-from mnemo.errors import CheckFailed, MnemoError
+from mnemo.errors import CheckFailed, MnemoError, require_positive
 from mnemo.files.json_file import write_json
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def _serving(args: Args, target: str) -> int:
     bench_serving.check_target(target)
     bench_serving.check_length(args.length)
     counts = bench_serving.session_counts(args.sessions)
-    if args.rows is not None and args.rows < 1:
-        raise MnemoError(f"--rows {args.rows} must be positive")
+    require_positive("--rows", args.rows)
     import torch
 
     from mnemo.storage.weights import pick_device
@@ -220,8 +219,7 @@ def _print(results: Sequence[Comparison]) -> None:
 
 
 def _curves(args: Args, steps: int, device: torch.device, record: dict[str, Any]) -> int:
-    if steps < 1:
-        raise MnemoError(f"--curves {steps} must be positive")
+    require_positive("--curves", steps)
     from mnemo.bench.loss_curves import SEEDS, loss_curves
 
     found = loss_curves(device, steps, console.progress)

@@ -13,7 +13,7 @@ from mnemo.bench.alternatives.results import HEADERS, collect, table
 from mnemo.bench.alternatives.rows import CORPUS, ROWS, SECONDS, Row
 from mnemo.cli import console
 from mnemo.cli.run_arguments import require_corpus
-from mnemo.errors import CheckFailed, MnemoError
+from mnemo.errors import CheckFailed, MnemoError, require_positive
 from mnemo.files.json_file import write_json
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
 
     `skip_unsupported`: leave out rows that this device cannot measure; otherwise they fail.
     """
-    if options.seconds is not None and options.seconds <= 0:
-        raise MnemoError(f"--seconds {options.seconds:g} must be positive")
+    require_positive("--seconds", options.seconds)
     if len(rows) == 1 and rows[0].kind == "delta":
         _require_kernels(options.device)
     require_corpus(CORPUS)

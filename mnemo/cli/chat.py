@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.cli.run_arguments import RunArgs, require_memory_file, with_run
-from mnemo.errors import MnemoError
+from mnemo.errors import require_positive
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.weight_formats import WeightFormat
 
@@ -40,8 +40,7 @@ class Args(RunArgs):
 
 
 def run(args: Args) -> int:
-    if args.tokens < 1:
-        raise MnemoError(f"--tokens {args.tokens} must be positive")
+    require_positive("--tokens", args.tokens)
     Sampling(args.temperature, args.top_k, args.top_p).check()
     require_memory_file(args.memory)
     args = with_run(args)

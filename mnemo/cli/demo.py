@@ -8,11 +8,10 @@ steps, equally many; --minutes gives them more time. Needs no download; the next
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemo.errors import MnemoError
+from mnemo.errors import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    if not (math.isfinite(args.minutes) and args.minutes > 0):
-        raise MnemoError(f"--minutes {args.minutes} must be positive")
+    require_positive("--minutes", args.minutes)
     from mnemo.cli.demo_phases import show_demo
 
     show_demo(args)

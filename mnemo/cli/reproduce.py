@@ -15,7 +15,7 @@ from typing import Annotated, cast
 
 import tyro
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.papers import BUDGETS, Budget, check_name
 from mnemo.recipes.option_types import Several
 
@@ -60,8 +60,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    if args.jobs is not None and args.jobs < 1:
-        raise MnemoError(f"--jobs {args.jobs} must be positive")
+    require_positive("--jobs", args.jobs)
     if args.report and args.cell is not None:
         raise MnemoError("--report runs nothing, so it cannot run --cell: leave one of them out")
     if args.overview is not None and args.names:

@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.run_arguments import RunArgs, chosen_run
-from mnemo.errors import MnemoError, install_command
+from mnemo.errors import MnemoError, install_command, require_positive
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.recipes.option_types import Several
 from mnemo.serving.settings import Settings
@@ -92,8 +92,7 @@ def checked(args: ServeArgs) -> tuple[Settings, dict[str, Path]]:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise MnemoError(f"the server needs {', '.join(missing)}: {install_command('serve')}")
-    if args.rows is not None and args.rows < 1:
-        raise MnemoError(f"--rows {args.rows} must be positive")
+    require_positive("--rows", args.rows)
     return settings_of(args), named_models(args.runs)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.storage.run_header import RUNS, find_run, last_written, named_runs, run_folders
 
 
@@ -33,8 +33,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    if not args.every > 0:
-        raise MnemoError(f"--every {args.every:g} must be positive")
+    require_positive("--every", args.every)
     folder = _last_written() if args.run is None else find_run(args.run)
     from mnemo.cli.watch_run import watch
 

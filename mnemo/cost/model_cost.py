@@ -20,7 +20,7 @@ from mnemo.cost.state_size import (
     state_bytes,
     tokens_plan,
 )
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative
 from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
@@ -96,8 +96,7 @@ def describe(
     config = recipe.model
     segment = _positive("segment", recipe.train.segment + recipe.train.context if segment is None else segment)
     batch = _positive("batch", recipe.train.batch if batch is None else batch)
-    if memory is not None and memory < 0:
-        raise MnemoError(f"memory length {memory} is negative")
+    require_not_negative("memory length", memory)
     with torch.device("meta"):
         model = build_model(config, "fp32")
     lengths = config.memory.lengths(config.num_layers, memory)

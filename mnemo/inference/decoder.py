@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.inference.row_group import RowGroup, SegmentLayers
 from mnemo.memory.state import State, leaves, select, tree_map, tree_zip
 
@@ -37,8 +37,7 @@ class Decoder:
     """Decodes any model. Rows with equally long open segments are computed together, as one group."""
 
     def __init__(self, model: Model, state: State | DecodeState, segment: int) -> None:
-        if segment < 1:
-            raise MnemoError(f"segment length {segment} must be positive")
+        require_positive("segment length", segment)
         self.model = model
         with torch.no_grad():
             if isinstance(state, DecodeState):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 
 
 class Sampling(NamedTuple):
@@ -21,7 +21,6 @@ class Sampling(NamedTuple):
         """Raise MnemoError for values that make no sense."""
         if not self.temperature >= 0:
             raise MnemoError(f"temperature {self.temperature} is negative")
-        if self.top_k is not None and self.top_k < 1:
-            raise MnemoError(f"top_k {self.top_k} must be positive")
+        require_positive("top_k", self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise MnemoError(f"top_p {self.top_p} is not in (0, 1]")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_positive
 from mnemo.inference.generation import TextState, read
 from mnemo.model import Model
 from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, engine_error
@@ -52,8 +52,7 @@ class BatchedEngine(Engine):
     ) -> None:
         self.on_gpu = model.device.type == "cuda"
         rows = rows or (GPU_ROWS if self.on_gpu else CPU_ROWS)
-        if rows < 1:
-            raise MnemoError(f"number of rows {rows} must be positive")
+        require_positive("number of rows", rows)
         self.model, self.segment = model.eval(), segment
         self.fixed = self.on_gpu if fixed is None else fixed
         self._batches: dict[Layout, WritingRows] = {}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError, one_line
+from mnemo.errors import MnemoError, one_line, require_positive
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.draws import LARGEST_SEED
@@ -74,8 +74,7 @@ class WriteJob:
     def check(self) -> None:
         """Raise MnemoError for values that make no sense."""
         self.sampling.check()
-        if self.num_tokens < 1:
-            raise MnemoError(f"number of tokens {self.num_tokens} must be positive")
+        require_positive("number of tokens", self.num_tokens)
         if not 0 <= self.seed < LARGEST_SEED:
             raise MnemoError(f"seed {self.seed} is not between 0 and 2^62")
         if not 0 <= self.first_draw < LARGEST_SEED:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mnemo.display import Shown, Summary
-from mnemo.errors import MnemoError, require_not_negative
+from mnemo.errors import MnemoError, require_not_negative, require_positive
 from mnemo.inference.generation import NOT_FINITE, AnyState, TextState, TextWriter, read
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
@@ -97,8 +97,7 @@ class Session(Shown):
 
         A caller that stops early closes the iterator (`contextlib.closing`); the session then holds the tokens so far.
         """
-        if num_tokens < 1:
-            raise MnemoError(f"number of tokens {num_tokens} must be positive")
+        require_positive("number of tokens", num_tokens)
         return self._write(num_tokens)
 
     def _write(self, num_tokens: int) -> Generator[str, None, None]:
