@@ -200,7 +200,7 @@ def interrupted(number: int) -> int:
 def drop_lost_output(pipes: bool) -> None:
     """Let output go nowhere whose terminal was closed: printing would end the command with an error.
 
-    `pipes`: also if the reader of a pipe has ended, as `tee` does at Ctrl-C. Otherwise, a closed pipe ends the command.
+    `pipes`: also if the reader of a pipe or socket has ended, as `tee` at Ctrl-C. Otherwise, that ends the command.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # no file, as in a notebook
@@ -215,7 +215,7 @@ def _is_closed_terminal(handle: int, kind: int) -> bool:
 
 
 def _is_closed_pipe(handle: int, kind: int) -> bool:
-    if not stat.S_ISFIFO(kind) or not hasattr(select, "poll"):
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)) or not hasattr(select, "poll"):
         return False
     asked = select.poll()
     asked.register(handle, 0)

@@ -8,9 +8,11 @@ import os
 import platform
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -225,8 +227,20 @@ def test_output_to_a_closed_terminal_goes_nowhere(monkeypatch: pytest.MonkeyPatc
         print("nor this", flush=True)
 
 
-def test_output_to_a_pipe_without_a_reader_goes_nowhere_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
+def ends_of_a_pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+def ends_of_a_socket() -> tuple[int, int]:
+    first, second = socket.socketpair()
+    return first.detach(), second.detach()
+
+
+@pytest.mark.parametrize("connect", [ends_of_a_pipe, ends_of_a_socket])
+def test_output_without_a_reader_goes_nowhere_after_a_signal(
+    connect: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = connect()
     with os.fdopen(writer, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         monkeypatch.setattr("sys.stderr", io.StringIO())
