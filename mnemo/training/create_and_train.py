@@ -102,6 +102,7 @@ def train(
     """
     folder = Path(folder)
     header = load_header(folder)
+    monitor = with_unit(monitor or Unwatched())
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:
@@ -109,8 +110,8 @@ def train(
                 folder, data=data, monitor=monitor, tracker=tracker, world=world, overrides=overrides, rates=rates
             )
     if world.rank:
-        monitor, tracker = None, None
-    monitor, tracker = with_unit(monitor or Unwatched()), tracker or NoTracker()
+        monitor, tracker = Unwatched(), None
+    tracker = tracker or NoTracker()
     monitor.started(str(header.corpus.get("unit")))
     if overrides:
         header = _override(folder, header, overrides, rates, world, monitor)

@@ -429,8 +429,9 @@ def test_monitors_of_0_1_0_work_with_a_warning(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(training_log, "QUIET_SECONDS", 0.0)
     create_run(recipe(log_every=4), tmp_path / "run")
     monitor: Any = MonitorOf010()
-    with pytest.warns(DeprecationWarning, match=r"MonitorOf010 has no method started\(unit\)"):
+    with pytest.warns(DeprecationWarning, match=r"MonitorOf010 has no method started\(unit\)") as warned:
         train(tmp_path / "run", monitor=monitor)
+    assert [each.filename for each in warned] == [__file__]  # Python shows it to the caller only
     assert len(monitor.losses) == 3
 
 
