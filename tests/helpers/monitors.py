@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,17 @@ class Signaller(Unwatched):
     def advance(self, count: float = 1, note: str = "") -> None:
         if self.step is None:
             os.kill(os.getpid(), self.number)
+
+
+class StoppedWhenEvaluated(Unwatched):
+    """Sends SIGTERM to its own process once a step is evaluated."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Notes(Unwatched):

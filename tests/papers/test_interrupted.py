@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.marks import few
-from helpers.monitors import Signaller
+from helpers.monitors import Signaller, StoppedWhenEvaluated
 from helpers.toy_experiment import cell, experiment, known, tiny, toy_command, use_numbers
 
 from mnemo import cli
@@ -44,7 +44,7 @@ def test_the_exit_code_names_the_signal(
 
 def test_a_signal_at_the_last_step_of_a_cell_stops_the_grid(tmp_path: Path) -> None:
     grid = experiment(*(training_cell(name, tiny(steps=6), {"model": name}) for name in ("one", "two")))
-    stopped = run_here(grid, "small", tmp_path, device="cpu", monitor=Signaller(signal.SIGTERM, step=6))
+    stopped = run_here(grid, "small", tmp_path, device="cpu", monitor=StoppedWhenEvaluated(step=6))
     assert stopped.signal == signal.SIGTERM and not stopped.found.results.cells
     assert not cell_folder(tmp_path, "two").exists()
     assert len(run_here(grid, "small", tmp_path, device="cpu").found.results.cells) == 2
@@ -60,7 +60,7 @@ def test_pages_are_written_although_nobody_reads_the_output(
     monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(watcher))
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as closed:
+    with os.fdopen(writer, "w", buffering=1) as closed:
         monkeypatch.setattr("sys.stdout", closed)
         monkeypatch.setattr("sys.stderr", closed)
         code = cli.main(["reproduce", "toy-numbers", "toy-more", *toy_command(tmp_path)[2:]])

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from helpers import ranks
-from helpers.monitors import Signaller
+from helpers.monitors import Signaller, StoppedWhenEvaluated
 from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
 
 from mnemo.cli.watching import watching
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.training import Outcome, Unwatched, create_run, stop_signals, train
+from mnemo.training import Outcome, create_run, stop_signals, train
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Trainer
 
@@ -237,17 +237,9 @@ def test_output_that_is_gone_is_ignored(tmp_path: Path) -> None:
         assert run(tmp_path / "run", monitor=watcher).step == 12
 
 
-class StoppedWhenEvaluated(Unwatched):
-    """Sends a signal once the last step is evaluated."""
-
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        if step == recipe().train.steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_signal_after_the_last_evaluation_is_not_lost(tmp_path: Path) -> None:
     """The run is finished, but what follows it may have to stop."""
-    outcome = run(tmp_path / "run", monitor=StoppedWhenEvaluated())
+    outcome = run(tmp_path / "run", monitor=StoppedWhenEvaluated(recipe().train.steps))
     assert (outcome.step, outcome.finished, outcome.signal) == (12, True, signal.SIGTERM)
     assert train(tmp_path / "run").signal is None
 
