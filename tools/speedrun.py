@@ -97,7 +97,11 @@ def _numbers(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
     if run.last_step != recipe.steps:
         raise MnemoError(f"{run.path} ended at step {run.last_step:,} of {recipe.steps:,}")
     memory = to_json(run.recipe)["model"]["memory"]["long"]["length"]
-    if counting_score({"scores": scores}, memory) is None:
+    try:
+        counted = counting_score({"scores": scores}, memory)
+    except MnemoError as error:
+        raise MnemoError(f"{run.path}: {error}; remove all but one from {run.path / 'results'}") from None
+    if counted is None:
         raise MnemoError(
             f"{run.path} has no score of the whole test set in one row at the memory of training: run mnemo eval "
             f"{run.path} --split test --batch 1 --memory {memory}"
@@ -144,9 +148,12 @@ def _largest_norm(run: Run, warmup: int) -> float | None:
 
 
 def _scores(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
-    """Single scores and those of sweeps, each once, of a text that is read as in training, at any memory length."""
+    """Single scores and those of sweeps, each once, of a text that is read as in training, at any memory length.
+
+    Files of versions that do not tell which part was read are left out.
+    """
     files = [load_json(path) for kind in ("score", "sweep") for path in run.path.glob(f"results/{kind}-*.json")]
-    found = [file | score for file in files for score in file.get("scores") or [file["score"]]]
+    found = [file | score for file in files if "limit" in file for score in file.get("scores") or [file["score"]]]
     usual = PLAIN | {
         "segment": recipe.train.segment,
         "context": recipe.train.context,
@@ -157,7 +164,7 @@ def _scores(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     }
     kept = [score for score in found if all(score.get(name, value) == value for name, value in usual.items())]
     scores = [
-        {name: score[name] for name in SCORED_BY} | {"limit": score.get("limit"), "bpc": _rounded(score["loss"])}
+        {name: score[name] for name in SCORED_BY} | {"limit": score["limit"], "bpc": _rounded(score["loss"])}
         for score in kept
     ]
     once = [score for at, score in enumerate(scores) if score not in scores[:at]]

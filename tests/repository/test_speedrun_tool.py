@@ -66,8 +66,8 @@ def make_folder(folder: Path, seed: int = RECIPE.train.seed, bpc: float = 1.5) -
         [("valid", 32, 1024, 1.25), ("test", 32, 1024, 1.75), ("test", 1, 1024, bpc), ("test", 1, 512, 2.0)]
     ):
         score = READ_AS_TRAINED | {"split": split, "memory": memory, "batch": batch, "loss": bits * math.log(2)}
-        write_json(folder / "results" / f"score-{number}.json", {"format_version": 1, "score": score})
-    sweep = {"format_version": 1, "scores": [score, score | {"memory": 2048, "loss": 2.5 * math.log(2)}]}
+        write_json(folder / "results" / f"score-{number}.json", {"limit": None, "score": score})
+    sweep = {"limit": None, "scores": [score, score | {"memory": 2048, "loss": 2.5 * math.log(2)}]}
     write_json(folder / "results" / "sweep-test.json", sweep)
     return folder
 
@@ -75,7 +75,7 @@ def make_folder(folder: Path, seed: int = RECIPE.train.seed, bpc: float = 1.5) -
 def add_score(folder: Path, changes: dict[str, Any], in_file: dict[str, Any]) -> None:
     """A better score of the test set in one row, at other settings."""
     score = READ_AS_TRAINED | {"split": "test", "memory": 1024, "batch": 1, "loss": 0.9 * math.log(2)} | changes
-    write_json(folder / "results" / "score-other.json", {"format_version": 1, **in_file, "score": score})
+    write_json(folder / "results" / "score-other.json", {"limit": None, **in_file, "score": score})
 
 
 @pytest.fixture
@@ -176,10 +176,19 @@ def test_other_scores_do_not_count(changes: dict[str, Any], in_file: dict[str, A
     assert scores_that_count(speedrun.record([read_run(folder, "novels")], FACTS)) == [1.5]
 
 
+def test_scores_of_versions_that_do_not_tell_the_limit_do_not_count(folder: Path) -> None:
+    """They may be of a part of the text."""
+    (folder / "results" / "score-2.json").unlink()
+    score = READ_AS_TRAINED | {"split": "test", "memory": 1024, "batch": 1, "loss": 0.9 * math.log(2), "tokens": 100}
+    write_json(folder / "results" / "score-old.json", {"score": score})
+    with pytest.raises(MnemoError, match="has no score of the whole test set"):
+        speedrun.record([read_run(folder, "novels")], FACTS)
+
+
 def test_a_run_with_two_scores_that_count_is_refused(folder: Path) -> None:
     """Those of two checkpoints, for example."""
     add_score(folder, {}, {"which": "last"})
-    with pytest.raises(MnemoError, match=r"several scores that count: 0\.9000, 1\.5000"):
+    with pytest.raises(MnemoError, match=r"several scores that count: 0\.9000, 1\.5000; remove all but one"):
         speedrun.record([read_run(folder, "novels")], FACTS)
 
 
