@@ -68,7 +68,8 @@ class Args:
     minutes on a GPU; what is measured of it is kept, so the same command continues it. With --device cpu, tiny models
     only try the command."""
     seconds: float | None = None
-    """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450."""
+    """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450, and 1
+    for tiny models."""
     runs: Path | None = None
     """With --alternatives: folder of the runs and of a JSON file for each row; if unset, runs/alternatives, and
     runs/alternatives-trial for tiny models and other --seconds than 450."""
@@ -106,6 +107,7 @@ def run(args: Args) -> int:
         raise MnemoError("--seconds, --only-speed, --few-warps and --merge need --alternatives")
     if args.merge and (args.only_speed or args.few_warps or args.what is not None):
         raise MnemoError("--merge measures nothing: leave --what, --only-speed and --few-warps out")
+    _require_one(args)
     if args.serving is not None:
         return _serving(args, args.serving)
     if args.http is not None:
@@ -137,6 +139,21 @@ def run(args: Args) -> int:
     return _finish(results, args, record)
 
 
+def _require_one(args: Args) -> None:
+    """Raise MnemoError for several measurements at once."""
+    is_asked = {
+        "--serving": args.serving is not None,
+        "--http": args.http is not None,
+        "--gpu-table": args.gpu_table,
+        "--profile": args.profile and not args.gpu_table,
+        "--alternatives": args.alternatives,
+        "--lookahead": args.lookahead,
+        "--curves": args.curves is not None,
+    }
+    if len(asked := [name for name, is_set in is_asked.items() if is_set]) > 1:
+        raise MnemoError(f"{' and '.join(asked)} are different measurements: choose one of them")
+
+
 def _record(args: Args, device: torch.device) -> dict[str, Any]:
     from mnemo.bench.comparison import machine
     from mnemo.bench.gpu_table.card import git_commit
@@ -166,6 +183,8 @@ def _serving(args: Args, target: str) -> int:
 
 def _alternatives(args: Args) -> int:
     rows = alternatives.find_rows(args.what)
+    if args.few_warps and not any(row.kind == "delta" for row in rows):
+        raise MnemoError(f"--few-warps is for rows of flash-linear-attention, which {args.what} is not")
     options = bench_alternatives.Options(
         folder=args.runs,
         device=args.device,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemo.bench.alternatives.results import HEADERS, collect, table
-from mnemo.bench.alternatives.rows import CORPUS, ROWS, SECONDS, Row
-from mnemo.cli import console
+from mnemo.bench.alternatives.rows import CORPUS, SECONDS, Row
+from mnemo.cli import console, row_process
 from mnemo.cli.run_arguments import require_corpus
 from mnemo.errors import CheckFailed, MnemoError, require_positive
 from mnemo.files.json_file import write_json
@@ -50,9 +49,9 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
         for row in (row for row in rows if row.kind == "delta"):
             print(f"row {row.name} is left out: its kernels need a CUDA device", file=sys.stderr)
         rows = [row for row in rows if row.kind != "delta"]
-    if len(rows) == 1:
-        measure_here(rows[0].name, conditions)
-    failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []
+    failed, signal = _measure_here(rows[0], conditions) if len(rows) == 1 else _measure_apart(rows, conditions)
+    if signal is not None:
+        return console.interrupted(signal)
     if len(failed) < len(rows):
         planned = {"seconds_aimed": conditions.seconds, "miniature": conditions.miniature}
         _show(collect(conditions.folder, planned), options)
@@ -61,9 +60,46 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
     return 0
 
 
+Measured = tuple[list[str], int | None]
+"""Rows that failed, and the signal that has stopped the measurement."""
+
+
+def _measure_here(row: Row, conditions: Conditions) -> Measured:
+    from mnemo.bench.alternatives.measure import RowStopped
+
+    try:
+        row_process.measure_here(row.name, conditions)
+    except RowStopped as stopped:
+        return [], stopped.signal
+    return [], None
+
+
+def _measure_apart(rows: Sequence[Row], conditions: Conditions) -> Measured:
+    """Rows one after the other. None is begun beside one that another command measures: both would be slower."""
+    from mnemo.training.stop_signals import stop_on_signals
+
+    failed = list[str]()
+    with stop_on_signals(alone=False, tell=True) as stop:
+        for number, row in enumerate(rows):
+            code = row_process.measure_apart(row.name, conditions, stop)
+            if stop.signal is not None or code > 128:
+                return failed, stop.signal or code - 128
+            if code == row_process.IN_USE:
+                return [*failed, *(each.name for each in rows[number:])], None
+            if code:
+                failed.append(row.name)
+    return failed, None
+
+
 def merge(options: Options) -> int:
     """Put the results of all rows together."""
-    _show(collect(options.folder or RUNS), options)
+    folder = options.folder or RUNS
+    try:
+        _show(collect(folder), options)
+    except MnemoError as error:
+        if options.folder is None and TRIALS.is_dir():
+            raise MnemoError(f"{error}; trials are put together with --runs {TRIALS}") from None
+        raise
     return 0
 
 
@@ -104,29 +140,3 @@ def _conditions(options: Options) -> Conditions:
         only_speed=options.only_speed,
         few_warps=options.few_warps,
     )
-
-
-def measure_here(name: str, conditions: Conditions) -> dict[str, Any]:
-    """Measure a row in this process."""
-    from mnemo.bench.alternatives.measure import measure_row
-    from mnemo.cli.watching import watching
-
-    with watching() as watcher:
-        return measure_row(ROWS[name], conditions, watcher)
-
-
-def _measured_apart(row: Row, conditions: Conditions) -> bool:
-    """Measure a row in a new process, so that the GPU and the compiler are as fresh as for the first row."""
-    process = get_context("spawn").Process(target=_serve, args=(row.name, conditions))
-    process.start()
-    process.join()
-    return process.exitcode == 0
-
-
-def _serve(name: str, conditions: Conditions) -> None:
-    sys.stdout = sys.stderr  # the parent prints the table and JSON there
-    try:
-        measure_here(name, conditions)
-    except MnemoError as error:
-        print(f"row {name}: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -1,7 +1,6 @@
-"""A worker of `mnemo reproduce --jobs N` ends with the process that has started it.
+"""A worker, as of `mnemo reproduce --jobs N`, ends with the process that has started it.
 
-A process that is killed (`kill -9`, no memory left) cannot tell its workers, and they have process groups of their own,
-so that nothing else would end them.
+A process that is killed (`kill -9`, no memory left) cannot tell its workers, and nothing else would end them.
 """
 
 from __future__ import annotations
@@ -20,12 +19,18 @@ end the worker while it saves; a notice never does."""
 
 
 def end_with_parent() -> None:
-    """In a worker, start a thread that stops it once its parent is gone: training finishes its step and is saved.
+    """In a worker whose environment names its parent: `end_with` it."""
+    if (parent := os.environ.get(PARENT)) is not None:
+        end_with(int(parent))
+
+
+def end_with(parent: int) -> None:
+    """Start a thread that stops this process once its parent is gone: training finishes its step and is saved.
 
     Not on Windows, where a launcher stands between the two, and a process keeps the id of a parent that is gone.
     """
-    if (parent := os.environ.get(PARENT)) is not None and os.name != "nt":
-        threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+    if os.name != "nt":
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:

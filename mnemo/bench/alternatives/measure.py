@@ -10,7 +10,6 @@ import gc
 import json
 import math
 import shutil
-import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -119,6 +118,14 @@ def _version(package: str) -> str | None:
         return None
 
 
+class RowStopped(MnemoError):
+    """A signal has stopped the training of a row, which is saved."""
+
+    def __init__(self, row: Row, signal: int) -> None:
+        super().__init__(f"row {row.name} was stopped by signal {signal}: the same command continues it")
+        self.signal = signal
+
+
 class Noted(Forwarding):
     """A monitor that keeps the notes of a run."""
 
@@ -185,17 +192,17 @@ class Measurement:
         return max(1, math.floor(self.conditions.seconds * rate / self.symbols))
 
     def training(self) -> dict[str, Any]:
-        steps, begin = self.file.found["steps"], time.monotonic()
+        steps = self.file.found["steps"]
         recipe = for_training(self.recipe, steps, lines=LINES, evaluations=EVALUATIONS)
         self.monitor.notes.clear()
         self._train(recipe, self.run, validated=True)
-        seconds = training_seconds(self.run / TIMING, self.symbols)
+        seconds, lines = training_seconds(self.run / TIMING, self.symbols), _lines(self.run / TIMING)
         losses = [line for line in _lines(self.run / METRICS) if line.get("split") == "valid"]
         return {
             "seconds": seconds,
             "symbols": steps * self.symbols,
             "symbols_per_second": steps * self.symbols / seconds,
-            "seconds_in_all": time.monotonic() - begin,
+            "seconds_in_all": lines[-1]["seconds"],
             "notes": list(self.monitor.notes),
             "valid_curve": {str(line["step"]): bits(line["loss"]) for line in losses},
             "recipe": to_json(recipe),
@@ -210,9 +217,7 @@ class Measurement:
             raise MnemoError(f"{folder} was started with other settings: remove it to measure the row again")
         outcome = train(folder, data=data if validated else _unscored(data), monitor=self.monitor)
         if outcome.signal is not None:
-            raise MnemoError(
-                f"row {self.row.name} was stopped by signal {outcome.signal}: the same command continues it"
-            )
+            raise RowStopped(self.row, outcome.signal)
 
     def _free(self) -> None:
         gc.collect()

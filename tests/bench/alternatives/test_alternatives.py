@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.own_memories import forget_mechanisms, keep_mechanisms
 from helpers.stand_in_delta import use_stand_in
 from helpers.tiny_runs import sample_text
@@ -19,16 +25,18 @@ from mnemo.bench.alternatives.measure import Conditions, measure_row
 from mnemo.bench.alternatives.recipes import DELTAS, for_training, recipe_of, register
 from mnemo.bench.alternatives.results import HEADERS, collect, remarks, result_path, table
 from mnemo.bench.alternatives.rows import CARRIED, CORPUS, PRESET, ROWS, SEPARATE, SLIDING, SYMBOLS, find_rows
-from mnemo.cli import bench_alternatives, main
+from mnemo.cli import bench_alternatives, main, row_process
 from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, mechanism
 from mnemo.memory.own import own_mechanisms, require_imports
 from mnemo.recipes.presets import preset
 from mnemo.storage import weights
-from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_folder import InUse, locked, open_run
 from mnemo.storage.run_header import load_header
 from mnemo.training import Unwatched, create_run
+from mnemo.training.stop_signals import stop_on_signals
+from mnemo.training.training_log import TIMING
 
 HAS_LIBRARY = importlib.util.find_spec("fla") is not None
 
@@ -248,7 +256,7 @@ def test_trials_do_not_block_the_declared_measurement(
     measured: list[Conditions] = []
     monkeypatch.setattr(weights, "pick_device", torch.device)
     monkeypatch.setattr(bench_alternatives, "require_corpus", lambda name: None)
-    monkeypatch.setattr(bench_alternatives, "measure_here", lambda name, given: measured.append(given))
+    monkeypatch.setattr(row_process, "measure_here", lambda name, given: measured.append(given))
     monkeypatch.setattr(bench_alternatives, "collect", lambda folder, planned: {"rows": [], "remarks": []})
     words = ["--device", "cpu", *words] if "--device" not in words else words
     assert main(["bench", "--alternatives", "--what", "memory", *words]) == 0
@@ -295,20 +303,26 @@ def test_a_row_that_needs_a_gpu_says_so_before_it_asks_for_a_corpus(
     assert "need a CUDA device, not cpu" in capsys.readouterr().err
 
 
+def write_result(given: Conditions, name: str) -> None:
+    path = result_path(given.folder, ROWS[name])
+    path.parent.mkdir(exist_ok=True)
+    about = {"seconds_aimed": given.seconds, "miniature": given.miniature}
+    bench_alternatives.write_json(path, {"row": name, "test": {}, **about})
+
+
 def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
     enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = []
 
-    def apart(row: Any, given: Conditions) -> bool:
-        measured.append((row.name, given.seconds, given.miniature))
-        if row.kind != "delta":
-            result_path(given.folder, row).parent.mkdir(exist_ok=True)
-            about = {"seconds_aimed": given.seconds, "miniature": given.miniature}
-            bench_alternatives.write_json(result_path(given.folder, row), {"row": row.name, "test": {}, **about})
-        return row.kind != "delta"
+    def apart(name: str, given: Conditions, stop: Any) -> int:
+        measured.append((name, given.seconds, given.miniature))
+        if ROWS[name].kind == "delta":
+            return row_process.FAILED
+        write_result(given, name)
+        return 0
 
-    monkeypatch.setattr(bench_alternatives, "_measured_apart", apart)
+    monkeypatch.setattr(row_process, "measure_apart", apart)
     words = ["bench", "--alternatives", "--runs", str(tmp_path / "rows"), "--device", "cpu"]
     assert main([*words, "--what", "plain-512,gated-deltanet"]) == 1
     assert measured == [("plain-512", 1.0, True), ("gated-deltanet", 1.0, True)]
@@ -319,12 +333,98 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
     assert "row gated-deltanet is left out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("code", "exit_code"), [(128 + signal.SIGTERM, 143), (row_process.IN_USE, 1)])
+def test_no_row_is_begun_after_a_signal_or_beside_another_command(
+    code: int, exit_code: int, enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[str]()
+
+    def apart(name: str, given: Conditions, stop: Any) -> int:
+        measured.append(name)
+        write_result(given, name)
+        return code
+
+    monkeypatch.setattr(row_process, "measure_apart", apart)
+    words = ["bench", "--alternatives", "--runs", str(tmp_path / "rows"), "--device", "cpu"]
+    assert main([*words, "--what", "memory,plain-512"]) == exit_code
+    assert measured == ["memory"]
+
+
+@pytest.mark.parametrize(
+    "number", few([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], lambda each: each == signal.SIGTERM)
+)
+def test_a_stopped_measurement_is_saved_and_leaves_no_process(
+    number: signal.Signals, enwik8: None, tmp_path: Path
+) -> None:
+    words = ["bench", "--alternatives", "--runs", str(tmp_path), "--device", "cpu", "--what", "plain-512,plain-1024"]
+    command = [sys.executable, "-W", "ignore", "-m", "mnemo", *words, "--seconds", "60"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "plain-512"
+    wait_until(lambda: (run / TIMING).exists())
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "the same command goes on" in printed
+    assert list(run.glob("checkpoints/step-*")) and not (tmp_path / "plain-1024.json").exists()
+    with locked(run):
+        pass  # nobody else holds it
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_row_ends_with_the_command_that_was_killed(enwik8: None, tmp_path: Path) -> None:
+    words = ["bench", "--alternatives", "--runs", str(tmp_path), "--device", "cpu", "--what", "plain-512,plain-1024"]
+    command = [sys.executable, "-W", "ignore", "-m", "mnemo", *words, "--seconds", "60"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    run = tmp_path / "plain-512"
+    wait_until(lambda: (run / TIMING).exists())
+    process.kill()
+    process.wait()
+    wait_until(lambda: is_free(run))
+    assert list(run.glob("checkpoints/step-*"))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_free(run: Path) -> bool:
+    try:
+        with locked(run):
+            return True
+    except InUse:
+        return False
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_of_a_row_reports_its_failure(enwik8: None, tmp_path: Path) -> None:
     """Without a GPU, the row of the library cannot run; its process says so, and the others go on."""
-    assert not bench_alternatives._measured_apart(ROWS["gated-deltanet"], conditions(tmp_path))
+    with stop_on_signals() as stop:
+        code = row_process.measure_apart("gated-deltanet", conditions(tmp_path), stop)
+    assert code == row_process.FAILED
     assert not result_path(tmp_path, ROWS["gated-deltanet"]).exists()
+
+
+def test_a_stopped_row_exits_with_its_signal(enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(name: str, given: Conditions) -> None:
+        raise measure.RowStopped(ROWS[name], signal.SIGTERM)
+
+    monkeypatch.setattr(row_process, "measure_here", stopped)
+    words = ["bench", "--alternatives", "--device", "cpu", "--what", "memory", "--runs", str(tmp_path)]
+    assert main(words) == 128 + signal.SIGTERM
+
+
+def test_trials_are_named_where_the_measurement_has_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench_alternatives.TRIALS.mkdir(parents=True)
+    assert main(["bench", "--alternatives", "--merge"]) == 2
+    assert "--runs runs/alternatives-trial" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -334,6 +434,9 @@ def test_a_process_of_a_row_reports_its_failure(enwik8: None, tmp_path: Path) ->
         (["--merge"], "has no results"),
         (["--what", "memori"], "did you mean 'memory'"),
         (["--merge", "--only-speed"], "--merge measures nothing"),
+        (["--few-warps", "--what", "plain-512"], "--few-warps is for rows of flash-linear-attention"),
+        (["--gpu-table"], "--gpu-table and --alternatives are different measurements"),
+        (["--profile"], "--profile and --alternatives are different measurements"),
     ],
 )
 def test_mistakes_are_one_line(
