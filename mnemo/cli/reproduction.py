@@ -14,12 +14,12 @@ from mnemo.cli import console
 from mnemo.cli.reproduce import MAIN_CLAIMS, Args
 from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.watching import watching
-from mnemo.errors import CheckFailed, MnemoError, unknown
+from mnemo.errors import CheckFailed, MnemoError, plural, unknown
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
 from mnemo.papers.gpu_sharing import advice
 from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, differences, require_needs
-from mnemo.papers.overview import overview_markdown, write_index
+from mnemo.papers.overview import MEASUREMENTS, overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.parent import end_with_parent
 from mnemo.papers.pool import CHECKED, run_together
@@ -131,18 +131,23 @@ def _no_results(out: Path, asked: Asked) -> MnemoError:
     experiment, budget = asked
     others = [each for each in experiment.budgets if has_results(out, experiment, each)]
     hint = f"there are some at --budget {' and '.join(others)}" if others else ""
-    makes = f"mnemo reproduce {experiment.name} --budget {budget} --out {out} makes them"
+    begun = _counted(asked, out).begun
+    makes = f"mnemo reproduce {experiment.name} --budget {budget} --out {out} " + (
+        f"continues the {plural(begun, 'cell')} that it has begun" if begun else "makes them"
+    )
     return MnemoError(f"there are no results of {experiment.name} at budget {budget} in {out}: {hint or makes}")
 
 
 class Counted(NamedTuple):
-    """How many cells a grid has, and how many of them have a result."""
+    """How many cells a grid has, how many of them have a result, and how many others are begun."""
 
     cells: int
     done: int
+    begun: int
 
     def __str__(self) -> str:
-        return "done" if self.done == self.cells else f"{self.done} of {self.cells} cells"
+        begun = f", {self.begun} begun" if self.begun else ""
+        return "done" if self.done == self.cells else f"{self.done} of {self.cells} cells{begun}"
 
 
 def _list(args: Args, budget: Budget | None) -> int:
@@ -166,21 +171,32 @@ def _described(experiment: Experiment, out: Path) -> dict[str, Any]:
 def _with_results(asked: Asked, out: Path) -> str:
     """The budget, and how much of it is done."""
     count = _counted(asked, out)
-    return f"{asked.budget}: {count}" if count.done else asked.budget
+    return f"{asked.budget}: {count}" if count.done or count.begun else asked.budget
 
 
 def _counted(asked: Asked, out: Path) -> Counted:
     experiment, budget = asked
     cells = experiment.cells(budget)
-    found = load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
-    return Counted(len(cells), len(cells) - len(missing(cells, found.results)))
+    grid = grid_folder(out, experiment.name, budget)
+    unmade = missing(cells, load_grid(grid, experiment, budget).results)
+    begun = sum(cell_folder(grid, cell.name).is_dir() for cell in unmade)
+    return Counted(len(cells), len(cells) - len(unmade), begun)
 
 
 def _overview(path: Path, out: Path) -> int:
-    text = overview_markdown(out, path.resolve().parent)
+    if path.is_dir():
+        raise MnemoError(f"--overview {path} is a folder: name a file, such as {path / 'RESULTS.md'}")
+    beside = path.resolve().parent
+    text = overview_markdown(out, beside)
     if text is None:
         raise _nothing_in(out)
     write_text(path, text)
+    if not (beside / MEASUREMENTS).is_dir():
+        print(
+            f"note: there is no folder {beside / MEASUREMENTS}: main numbers that no experiment has measured are left "
+            "out, and links to pages of the documentation lead nowhere",
+            file=sys.stderr,
+        )
     print(path)
     return 0
 

@@ -34,6 +34,8 @@ from mnemo.report.experiment_page import ExperimentPage, outcome, tally, write_o
 from mnemo.report.figure_files import figure_files
 from mnemo.report.findings import Table
 
+MEASUREMENTS = "measurements"
+"""The folder of measurements that are no experiments, beside the file."""
 HEADERS = ("Claim", "Data", "The paper", "Ours", "Holds")
 LinkTo = Callable[[str], str]
 """From the name of an experiment, or of a page such as `speed.md`, to the target of a link."""
@@ -61,7 +63,7 @@ def overview_markdown(out: Path, beside: Path) -> str | None:
     prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
     linked = [(page, f"{prefix}/{page.name}/{page.budget}/{RESULTS}") for page in pages]
     where = {page.name: path for page, path in linked}
-    rows = headlines(Evidence([out], beside / "measurements"))
+    rows = headlines(Evidence([out], beside / MEASUREMENTS))
     parts = [
         "# Results",
         _lead(pages),
@@ -111,7 +113,7 @@ def headline_table(rows: Sequence[Headline], link_to: LinkTo) -> str:
 
 def site(out: Path, docs: Path) -> Site:
     """All pages of the site: the overview, and a page with figures for each experiment in `out`."""
-    evidence = Evidence([out], docs / "measurements")
+    evidence = Evidence([out], docs / MEASUREMENTS)
     pages = [build_page(*each) for each in stored(out)]
     linked = list(zip(pages, _paths(pages), strict=True))
     texts, files = {}, {}

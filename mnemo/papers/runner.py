@@ -160,6 +160,9 @@ def run_here(
             if blocked := _blocked(cell, grid, experiment, budget):
                 fail(cell, f"{blocked} is not done")
                 continue
+            if is_done(grid, cell):
+                print_line(f"cell {cell.name}: made by another command")
+                continue
             print_line(announce(cell, cells))
             try:
                 run_cell(cell, cells, grid, where, watched, reuse_others)

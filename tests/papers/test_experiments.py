@@ -346,7 +346,11 @@ def test_a_cell_that_is_done_is_not_run_again_by_name(
     assert "n1 is done already" in capsys.readouterr().err
     cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n2").mkdir()
     (cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n1") / RESULT).unlink()
+    capsys.readouterr()
     assert cli.main([*arguments, "--report"]) == 2  # cells that have begun are no results
+    assert "continues the 2 cells that it has begun" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", "--list", "--out", str(tmp_path / "out")]) == 0
+    assert "small: 0 of 2 cells, 2 begun" in capsys.readouterr().out
     assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
 
 
@@ -368,8 +372,22 @@ def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
         ran = run_here(both, "small", tmp_path, device="cpu", print_line=print_line)
     assert not ran.failures and lines(tmp_path) == ["n3", "n1", "n2"]
     assert printed[1] == "waiting for another command, which is making n1"
+    assert not any("made by another command" in line for line in printed)  # this command has made it
     run_cell(both.cells("small")[0], both.cells("small"), tmp_path, CPU, Unwatched())
     assert lines(tmp_path) == ["n3", "n1", "n2"]
+
+
+def test_cells_that_another_command_has_made_are_named(tmp_path: Path) -> None:
+    both, printed = experiment(cell(1), cell(2)), list[str]()
+
+    def print_line(line: str) -> None:
+        printed.append(line)
+        if line.startswith("[1/2] n1"):
+            run_cell(both.cells("small")[1], both.cells("small"), tmp_path, CPU, Unwatched())
+
+    ran = run_here(both, "small", tmp_path, device="cpu", print_line=print_line)
+    assert not ran.failures and lines(tmp_path) == ["n2", "n1"]
+    assert printed[1:] == ["cell n2: made by another command"]
 
 
 def test_a_cell_that_is_taken_at_the_same_moment_is_waited_for(tmp_path: Path) -> None:
@@ -479,7 +497,13 @@ def test_stored_results_are_judged_again_and_stay_untouched(
     assert row in text and "1 experiment, 1 of 1 claims holds" in text
     assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
     assert overview.read_text() == text
+    assert f"there is no folder {tmp_path / 'measurements'}" in capsys.readouterr().err
+    (tmp_path / "measurements").mkdir()
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
+    assert "measurements" not in capsys.readouterr().err
     assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(overview)]) == 2
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(tmp_path)]) == 2
+    assert f"is a folder: name a file, such as {overview}" in capsys.readouterr().err
 
 
 def test_the_verb_reports_failures_and_wrong_names(
@@ -524,7 +548,8 @@ def test_the_list_says_how_much_of_each_budget_is_done(
     assert "[small: 1 of 2 cells, paper]" in listed()
     assert cli.main(["reproduce", "--list", "--json", *folders(tmp_path)]) == 0
     budgets = json.loads(capsys.readouterr().out)[0]["budgets"]
-    assert budgets["small"] == {"cells": 2, "done": 1} and budgets["self-test"] == {"cells": 2, "done": 0}
+    assert budgets["small"] == {"cells": 2, "done": 1, "begun": 0}
+    assert budgets["self-test"] == {"cells": 2, "done": 0, "begun": 0}
     assert cli.main(toy_command(tmp_path)) == 0
     assert "[small: done, paper]" in listed()
     assert listed("--budget", "paper") == listed() and listed("--budget", "laptop") == ""
