@@ -1,4 +1,4 @@
-"""Estimate training on given GPUs: memory, speed, days, energy, and whether DDP or FSDP2 fits.
+"""Estimate training on given GPUs: memory, speed, time, energy, and whether DDP or FSDP2 fits.
 
     mnemo estimate wikitext103-large --gpus 8 --gpu h200
     mnemo estimate enwik8-large --gpus 64 --batch 512 --tokens 1e11 --precision bf16
@@ -35,6 +35,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.safe_load import is_finite, load_object
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import find_recipe
+from mnemo.units import duration_text, energy_text
 
 if TYPE_CHECKING:
     from mnemo.cost.training_cost import Estimate, LayoutEstimate
@@ -229,8 +230,8 @@ def _steps(found: Estimate) -> list[list[str]]:
         "time to send": [f"{1e3 * layout.seconds_sending:>10,.2f} ms" for layout in found.layouts],
         "time to compute": [f"{1e3 * found.compute_seconds:>10,.2f} ms" for _ in found.layouts],
         "tokens a second": [f"{found.tokens_per_second(layout):>10,.0f}   " for layout in found.layouts],
-        "days": [f"{found.days(layout):>10,.2f}   " for layout in found.layouts],
-        "energy": [f"{found.kilowatt_hours(layout):>9,.0f} kWh" for layout in found.layouts],
+        "time to train": [duration_text(86400 * found.days(layout)).rjust(13) for layout in found.layouts],
+        "energy": [energy_text(1000 * found.kilowatt_hours(layout)).rjust(13) for layout in found.layouts],
     }
     return [[name, *cells] for name, cells in rows.items()]
 

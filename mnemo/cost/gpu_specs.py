@@ -113,7 +113,7 @@ class Efficiency(NamedTuple):
 ASSUMED = Efficiency(0.30, "assumed, not measured: `mnemo bench --json` measures it, and --bench reads that")
 EFFICIENCY: dict[tuple[str, str], Efficiency] = {
     ("h200", "bf16"): Efficiency(
-        0.22, "measured: Transformer-XL base, 12 layers of 512, batch 22, 611,000 tokens/s, docs/speed.md, 2026-11-15"
+        0.297, "measured: Transformer-XL base, 12 layers of 512, batch 22, 835,593 tokens/s, docs/speed.md, 2026-11-18"
     ),
 }
 """Measured shares by GPU and precision, with their source."""

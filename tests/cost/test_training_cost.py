@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.doc_pages import ROOT
 
 from mnemo import cli
 from mnemo.bench.cases import CASES
@@ -30,7 +31,9 @@ from mnemo.cost.training_cost import (
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
+from mnemo.model.shapes import shape_model
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe, TrainConfig
+from mnemo.units import duration_text, energy_text
 
 MODEL = ModelConfig(
     vocab_size=256, num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=32, memory=Plan(long=XL(length=8))
@@ -217,6 +220,66 @@ def test_gpus_are_found_or_made() -> None:
     assert (mine.memory, mine.watts, mine.half) == (100e9, 500, 989e12)
     assert all(0 < share <= 1 and source for share, source in EFFICIENCY.values())
     assert all(gpu.source and gpu.half >= gpu.single >= gpu.double for gpu in GPUS.values())
+
+
+def measured_share(row: str, case_name: str) -> tuple[float, float]:
+    """Tokens/s of a row of the GPU table, and the share of the peak that they are."""
+    table = json.loads((ROOT / "docs" / "measurements" / "h200-table.json").read_text(encoding="utf-8"))
+    rate = next(found["goals"]["rate"]["value"] for found in table["rows"] if found["row"] == row)
+    case = CASES[case_name]
+    lengths = case.config().memory.lengths(case.num_layers)
+    flops = 3 * flops_per_token(shape_model(case.config()), lengths, segment=case.segment, batch=case.batch).total
+    return rate, rate * flops / GPUS["h200"].half
+
+
+def test_the_share_of_an_h200_is_that_of_the_present_measurement() -> None:
+    rate, share = measured_share("base", "xl-base")
+    known = EFFICIENCY["h200", "bf16"]
+    assert known.share == round(share, 3) and f" {rate:,.0f} tokens/s, docs/speed.md" in known.source
+    assert f"**{rate:,.0f}**" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+
+
+def test_the_shares_of_the_page_are_those_of_the_measurements() -> None:
+    page = " ".join((ROOT / "docs" / "SCALE.md").read_text(encoding="utf-8").split())
+    small, large = measured_share("base", "xl-base")[1], measured_share("24x1024", "xl-24")[1]
+    assert f"are {small:.0%} of the peak for a small model (12 layers of 512) and {large:.0%} for 24 layers" in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 s"),
+        (59, "59.0 s"),
+        (1330, "22.2 min"),
+        (3600, "1.00 h"),
+        (86399, "24.0 h"),
+        (86400, "1.00 days"),
+        (1e7, "116 days"),
+        (1e9, "11,574 days"),
+    ],
+)
+def test_a_time_has_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_energy_has_the_unit_that_fits() -> None:
+    assert [energy_text(hours) for hours in (0.04, 258.6, 1051, 35e6)] == [
+        "0.04 Wh",
+        "259 Wh",
+        "1.05 kWh",
+        "35,000 kWh",
+    ]
+
+
+def test_a_short_run_is_shown_in_minutes_and_watt_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["estimate", "speedrun-novels", "--gpu", "h200"]
+    assert cli.main([*argv, "--json"]) == 0
+    (layout,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert 300 < 86400 * layout["days"] < 900 and layout["kilowatt_hours"] < 1
+    assert cli.main(argv) == 0
+    rows = {line[:15].strip(): line[15:].strip() for line in capsys.readouterr().out.splitlines()}
+    assert rows["time to train"] == f"{1440 * layout['days']:.2f} min"
+    assert rows["energy"] == f"{1000 * layout['kilowatt_hours']:.1f} Wh"
 
 
 def test_verb_prints_and_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None:
