@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, plural
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.checkpoint import checkpoint_path, last_whole_checkpoint, load_checkpoint
 from mnemo.storage.overrides import Override, RateCourse, Rates, differences, overridden, write_overrides
@@ -23,6 +23,13 @@ ENDED = 0.01
 """A schedule counts as ended when its rate is within this share of the way from its peak to its minimum."""
 REWARM_SHARE = 0.01
 """Warm-up of a new beginning, as a share of the steps that are left, in recipes without a warm-up."""
+LONGEST_REWARM = 5
+"""The warm-up of a new beginning takes at most one in so many of the steps that are left.
+
+The schedule's warm-up is sized for the whole run and can be longer than the steps that are added: these would end at
+the peak, with a higher loss than before them. A fifth is far more than the share of the warm-up in any preset (7% or
+less), and leaves most of the steps to the fall.
+"""
 
 
 def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates) -> RunHeader:
@@ -91,11 +98,23 @@ def next_course(
     rate = scheduled_rate(replace(now, optimizer=new.optimizer), step, plateau, course)
     peak, least = new.optimizer.lr, new.schedule.min_lr
     if rates == "rewarm" or (rates == "auto" and rate - least <= ENDED * (peak - least)):
-        warmup = min(max(1, new.steps - step), new.schedule.warmup or max(1, round(REWARM_SHARE * (new.steps - step))))
+        warmup = new.schedule.warmup or max(1, round(REWARM_SHARE * (new.steps - step)))
+        warmup = min(warmup, _longest_rewarm(new, step))
         return RateCourse(step=step, rate=rate, warmup=warmup, peak=peak, plateau=plateau)
     if rate == 0:
         raise MnemoError("the learning rate has reached 0: --rates rewarm raises it again")
     return RateCourse(step=step, rate=rate, peak=rate, plateau=plateau)
+
+
+def _longest_rewarm(train: TrainConfig, step: int) -> int:
+    """The longest warm-up of a new beginning at `step`, so that the rate falls in most of the steps to its end."""
+    return max(1, _steps_left(train, step) // LONGEST_REWARM)
+
+
+def _steps_left(train: TrainConfig, step: int) -> int:
+    """Steps from `step` to the end of the run, or to that of its schedule if it comes before."""
+    ends = (train.steps, train.schedule.steps or train.steps)
+    return min((end - step for end in ends if end > step), default=0)
 
 
 def _scaled(course: RateCourse | None, factor: float) -> RateCourse | None:
@@ -121,6 +140,15 @@ def describe_overrides(header: RunHeader) -> Iterator[str]:
         yield f"learning rate: {describe_rates(header)}"
 
 
+def _describe_rise(train: TrainConfig, course: RateCourse, fall: str) -> str:
+    rise = f"up again from {course.rate:.3g} to {course.peak:.3g} in {plural(course.warmup, 'step')}"
+    if course.warmup >= _steps_left(train, course.step) - 1:
+        return f"{rise}, where it stays to the end of the run"
+    if course.warmup == _longest_rewarm(train, course.step) < train.schedule.warmup:
+        rise += f" (at most a fifth of those left; the schedule's warm-up has {train.schedule.warmup:,})"
+    return f"{rise}, then {fall}"
+
+
 def describe_rates(header: RunHeader) -> str:
     train, course = header.recipe.train, header.course
     step = header.overrides[-1].step
@@ -129,6 +157,5 @@ def describe_rates(header: RunHeader) -> str:
     if course is None:
         return f"the recipe's {kind} schedule{decay}; {scheduled_rate(train, step):.3g} at step {step:,}"
     if course.warmup:
-        rise = f"from {course.rate:.3g} to {course.peak:.3g} in {course.warmup:,} steps"
-        return f"from step {course.step:,} on up again {rise}, then {kind}{decay}"
+        return f"from step {course.step:,} on {_describe_rise(train, course, kind + decay)}"
     return f"from step {course.step:,} on {kind} from {course.rate:.3g}{decay}"

@@ -28,7 +28,7 @@ from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
-from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
+from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, Rates, write_overrides
 from mnemo.training import create_run, train
 from mnemo.training.changeable_fields import CHANGEABLE, REFUSED, refuse
 from mnemo.training.optimizers import scheduled_rate
@@ -301,6 +301,63 @@ def test_a_decay_that_has_ended_rises_again() -> None:
     assert curve[-1] == pytest.approx(0.1) and curve[9:] == sorted(curve[9:], reverse=True)
 
 
+@pytest.mark.parametrize(("added", "warmup"), [(200, 10), (50, 10), (49, 9), (20, 4), (9, 1), (3, 1)])
+def test_a_rate_that_rises_again_falls_in_most_of_the_added_steps(added: int, warmup: int) -> None:
+    more = longer(COSINE, 100 + added)
+    course = next_course(COSINE, more, None, 100, 1.0, "auto")
+    assert course is not None and course.warmup == warmup
+    curve = [scheduled_rate(more, step, 1.0, course) for step in range(100, 100 + added)]
+    assert curve[warmup - 1] == pytest.approx(1.0) and max(curve) == curve[warmup] == 1.0
+    assert curve[-1] < 0.6 and curve[warmup:] == sorted(curve[warmup:], reverse=True)
+
+
+def test_a_rise_is_as_short_as_a_schedule_that_ends_before_the_run() -> None:
+    ends = replace(COSINE, steps=400, schedule=replace(COSINE.schedule, steps=125))
+    course = next_course(COSINE, ends, None, 100, 1.0, "rewarm")
+    assert course is not None and course.warmup == 5
+    assert scheduled_rate(ends, 125, 1.0, course) == pytest.approx(0.1)
+    over = replace(ends, schedule=replace(COSINE.schedule, steps=80))
+    course = next_course(COSINE, over, None, 100, 1.0, "rewarm")
+    assert course is not None and course.warmup == 10, "the end of a schedule that is over does not count"
+
+
+WARM: dict[str, Any] = {"log_every": 1, "optimizer": OptimizerConfig(lr=0.01), "schedule": ScheduleConfig(warmup=6)}
+
+
+def test_a_run_that_is_extended_by_few_steps_ends_at_a_low_rate(tmp_path: Path) -> None:
+    run(tmp_path / "run", of=recipe(**WARM))
+    notes = Notes()
+    train(tmp_path / "run", overrides={"train.steps": 24}, monitor=notes)
+    found = rates(tmp_path / "run")
+    assert found[13] < found[14] == found[15] == 0.01 and found[24] < 0.0005
+    rise = "up again from 0 to 0.01 in 2 steps (at most a fifth of those left; the schedule's warm-up has 6)"
+    assert f"learning rate: from step 12 on {rise}, then cosine to 0 at step 24" in notes.lines
+
+
+def test_two_more_steps_say_that_they_run_at_the_peak(tmp_path: Path) -> None:
+    run(tmp_path / "run", of=recipe(**WARM))
+    notes = Notes()
+    train(tmp_path / "run", overrides={"train.steps": 14}, monitor=notes)
+    found = rates(tmp_path / "run")
+    assert found[13] == found[14] == 0.01
+    assert any("from 0 to 0.01 in 1 step, where it stays to the end of the run" in line for line in notes.lines)
+
+
+def test_a_run_that_an_earlier_version_extended_keeps_its_course(tmp_path: Path) -> None:
+    """Its warm-up takes all added steps. The course is part of its record, and is not computed again."""
+    folder = tmp_path / "run"
+    run(folder, of=recipe(**WARM))
+    old = RateCourse(step=12, rate=0.0, warmup=6, peak=0.01)
+    changes: dict[str, Any] = {"before": {"train.steps": 12}, "changes": {"train.steps": 18}}
+    write_overrides(folder, [Override(step=12, course=old, **changes)])
+    notes = Notes()
+    train(folder, overrides={"train.steps": 18}, monitor=notes)
+    found = rates(folder)
+    assert [found[step] for step in range(13, 19)] == pytest.approx([0.01 * part / 6 for part in range(1, 7)])
+    assert run_folder.load_header(folder).course == old
+    assert any("from 0 to 0.01 in 6 steps, where it stays to the end of the run" in line for line in notes.lines)
+
+
 @pytest.mark.parametrize(("how", "rate"), [("continue", 0.1), ("rewarm", 0.1 + 0.9 / 10), ("recompute", None)])
 def test_the_course_can_be_chosen(how: Rates, rate: float | None) -> None:
     course = next_course(COSINE, longer(COSINE), None, 100, 1.0, how)
@@ -352,7 +409,7 @@ def test_the_command_line_extends_and_refuses(
     said = capfd.readouterr()
     assert "changed at step 12: steps 12 -> 20, optimizer.clip 0.25 -> none" in said.err
     assert (
-        "learning rate: from step 12 on up again from 0 to 0.00025 in 1 steps, then cosine to 0 at step 20" in said.err
+        "learning rate: from step 12 on up again from 0 to 0.00025 in 1 step, then cosine to 0 at step 20" in said.err
     )
     assert cli.main(["train", "--resume", "run", "--train.batch", "7"]) == 2
     assert "--train.batch cannot change on resume" in capfd.readouterr().err
