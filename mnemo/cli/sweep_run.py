@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -32,15 +32,17 @@ from mnemo.report.findings import ANSWERS
 from mnemo.storage.overrides import differences
 from mnemo.storage.run_folder import locked
 from mnemo.training import Forwarding, Monitor, Status
-from mnemo.training.training_speed import training_speed
+from mnemo.training.precision_hint import give_precision_hint
+from mnemo.training.training_speed import timed_updates
 
 if TYPE_CHECKING:
     from mnemo.data.own_text import OwnText
 
 SWEEP = "sweep.json"
 """The recipe of a sweep, in its folder."""
-TIMED_UPDATES = 4
-"""Of a dry run. The fastest counts: an update that waits for a busy core can take many times as long."""
+LEAST_UPDATES, MOST_UPDATES, MOST_SECONDS = 4, 100, 3.0
+"""Updates that a dry run times for each memory: at least four, and more until one of the limits is reached. Load by
+other processes comes and goes, so that a few updates in a row can all wait for a busy core."""
 NEVER_COMPARED = ("train.device", "train.timeout")
 
 
@@ -64,8 +66,11 @@ def sweep(args: Args, memories: Sequence[str], name: str, text: OwnText | None, 
     )
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):  # two commands would replace each other's sweep.json and page
+        is_new = not (folder / SWEEP).exists()
         write_json(folder / SWEEP, {"recipe": to_json(settle_lengths(args.recipe)), "command": command})
         with watching() as watcher:
+            if is_new:  # one that goes on keeps its precision
+                give_precision_hint(args.recipe, watcher)
             ran = _run(planned, folder, args.recipe.train.device, watcher)
         return _finish(planned, ran, folder, args.json)
 
@@ -187,8 +192,8 @@ def _dry_run(recipes: dict[str, Recipe], seeds: Sequence[int], folder: Path, as_
     steps = next(iter(recipes.values())).train.steps
     print(f"{plural(len(cells), 'run')} of {plural(steps, 'step')} in {folder}: {', '.join(c['cell'] for c in cells)}")
     print(
-        f"about {format_time(total)} in all, estimated by the fastest of {TIMED_UPDATES} updates: evaluations and "
-        "other work on this machine make it longer; nothing was trained"
+        f"about {format_time(total)} in all, from the fastest of some updates of each memory: evaluations come on top, "
+        "and other work on this machine during this estimate makes it too long; nothing was trained"
     )
     return 0
 
@@ -200,6 +205,17 @@ def _run_folder(folder: Path, memory: str, seed: int) -> Path:
 def _estimate(memory: str, recipe: Recipe, seeds: Sequence[int], folder: Path) -> Estimate:
     parameters = num_parameters(recipe.model)
     plain = replace(recipe.train, compile=False, cuda_graph=False)
-    speed = training_speed(recipe.model, plain, updates=1, rounds=TIMED_UPDATES)
+    seconds = fastest(timed_updates(recipe.model, plain))
     done = [(_run_folder(folder, memory, seed).parent / RESULT).is_file() for seed in seeds]
-    return Estimate(memory, parameters, min(speed.seconds) * recipe.train.steps, done.count(False))
+    return Estimate(memory, parameters, seconds * recipe.train.steps, done.count(False))
+
+
+def fastest(seconds_of_updates: Iterable[float]) -> float:
+    """The fastest of the first updates: an update that waits for a busy core can take many times as long."""
+    timed: list[float] = []
+    for seconds in seconds_of_updates:
+        timed.append(seconds)
+        enough = len(timed) >= MOST_UPDATES or sum(timed) >= MOST_SECONDS
+        if enough and len(timed) >= LEAST_UPDATES:
+            break
+    return min(timed)

@@ -208,6 +208,7 @@ def _train_new(args: NewRun, start: Start) -> int:
         _require_corpus(args.recipe)
     config = args.recipe.train
     from mnemo.training import create_run
+    from mnemo.training.precision_hint import give_precision_hint
     from mnemo.training.processes import joined
 
     with joined(config.device, config.timeout) as world, _watching() as watcher:
@@ -218,6 +219,7 @@ def _train_new(args: NewRun, start: Start) -> int:
                     if text is not None:
                         text.prepare(watcher.show)
                     create_run(args.recipe, folder, preset=start.preset, source=source, monitor=watcher)
+                    give_precision_hint(args.recipe, watcher)
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)

@@ -9,7 +9,6 @@ from mnemo.evaluation.settings import trained_memory
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.run_header import RunHeader
-from mnemo.training.precision_hint import precision_hint
 from mnemo.training.processes import Alone
 from mnemo.training.resume_overrides import describe_overrides
 from mnemo.training.trainer import Trainer
@@ -33,9 +32,7 @@ def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
         yield _describe_processes(trainer, train)
     yield from describe_overrides(header)
     yield f"run: {trainer.folder}"
-    faster = precision_hint(header.recipe, trainer.device)
-    hints = [*memory_hints(header.recipe), *([] if faster is None else [faster])]
-    yield from (f"hint: {hint}" for hint in hints)
+    yield from (f"hint: {hint}" for hint in memory_hints(header.recipe))
 
 
 def _validation_memory(recipe: Recipe) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,14 @@ def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20
     updater = RandomUpdates(model, config)
     updater.run(3 + config.bptt)
     return updater.time(updates, rounds)
+
+
+def timed_updates(model: ModelConfig, config: TrainConfig) -> Iterator[float]:
+    """Seconds of one update after the other on random tokens, without end, after some updates of warm-up."""
+    updater = RandomUpdates(model, config)
+    updater.run(3 + config.bptt)
+    while True:
+        yield from updater.time(updates=1, rounds=1).seconds
 
 
 class RandomUpdates:
