@@ -120,7 +120,8 @@ def _matching(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
 def _no_file(name: str, missing: Sequence[str], published: Published, source: str) -> MnemoError:
     wanted = [f"{key} ({' or '.join(published.files[key])})" for key in missing]
     what = published.files["all"][0] if missing == ["all"] else ", ".join(wanted)
-    return MnemoError(f"{name}: {source} has no file for {what} (also as .xz, .gz, .bz2 or .zip)")
+    books = f", and no {novels.WANTED}" if name == NOVELS else ""
+    return MnemoError(f"{name}: {source} has no file for {what} (also as .xz, .gz, .bz2 or .zip){books}")
 
 
 def local(parts: Sequence[Part], source: str, shares: Sequence[float] = (0.90, 0.05, 0.05)) -> Texts:

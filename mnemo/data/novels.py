@@ -34,6 +34,8 @@ VALID = "Chesterton_Thursday_1908 Eliot_Felix_1866 Forster_View_1908 Stevenson_T
 TEST = "Burnett_Garden_1911 Doyle_Lost_1912 Gaskell_Ruth_1855 Hardy_Tess_1891 Woolf_Lighthouse_1927"
 BOOKS = {split: tuple(names.split()) for split, names in {"train": TRAIN, "valid": VALID, "test": TEST}.items()}
 
+WANTED = f"books of the collection 100_english_novels, a folder or zip with {BOOKS['train'][0]}.txt and others"
+"""What is taken instead of files with the finished splits, for a message"""
 MOST_NAMED = 3
 """Missing books in a message"""
 

@@ -64,6 +64,16 @@ def test_missing_books_are_named(tmp_path: Path) -> None:
         prepare(NOVELS, archive, root=tmp_path / "data")
 
 
+@pytest.mark.parametrize("name", [None, "train.txt", "other.txt"])
+def test_a_folder_without_the_texts_names_all_that_is_taken(name: str | None, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    if name is not None:
+        (folder / name).write_bytes(b"a text")
+    with pytest.raises(MnemoError, match=r"novels.valid.txt .*, and no books of the collection 100_english_novels"):
+        prepare(NOVELS, folder, root=tmp_path / "data")
+
+
 def test_the_collection_is_downloaded_at_a_fixed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(download: Download, folder: Path, show: Any) -> Path:
         assert download == ARCHIVE
