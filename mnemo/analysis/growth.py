@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
+from mnemo.files.safe_load import is_finite
 from mnemo.model import Model, evaluating
 from mnemo.ops import Attended
+from mnemo.units import bits
+
+HEADERS = ("step", "bits per token", "residual rows", "largest score", "largest logit", "matrix that grew most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,18 @@ class Sizes:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Sizes:
+        """The sizes in a file, where None is a size that is not finite."""
+        return Sizes(
+            loss=_stored(record["loss"]),
+            weights={name: _stored(size) for name, size in dict(record["weights"]).items()},
+            rows=[_stored(size) for size in record["rows"]],
+            largest_rows=[_stored(size) for size in record["largest_rows"]],
+            scores=[_stored(size) for size in record["scores"]],
+            logits=_stored(record["logits"]),
+        )
 
 
 def sizes(model: Model, ids: Ids, *, segment: int, memory: int | None = None) -> Sizes:
@@ -61,14 +77,38 @@ def sizes(model: Model, ids: Ids, *, segment: int, memory: int | None = None) ->
     )
 
 
-def most_grown(now: dict[str, float], first: dict[str, float]) -> tuple[str, float]:
+def most_grown(now: Mapping[str, float], first: Mapping[str, float]) -> tuple[str, float] | None:
     """The matrix that has grown by the largest factor, and the factor; NaN counts as infinite.
 
-    Matrices that began as zeros are left out.
+    Matrices that began as zeros or not finite are left out; None if all are.
     """
-    factors = {name: _finite_or_infinite(now[name]) / size for name, size in first.items() if size > 0}
-    name = max(factors, key=lambda name: factors[name])
-    return name, factors[name]
+    factors = {
+        name: _finite_or_infinite(now[name]) / size
+        for name, size in first.items()
+        if name in now and 0 < size < math.inf
+    }
+    return max(factors.items(), key=lambda factor: factor[1], default=None)
+
+
+def growth_rows(found: Mapping[int, Sizes]) -> list[tuple[int | str | None, ...]]:
+    """The largest sizes of every step, under `HEADERS`; None for no value."""
+    first = next(iter(found.values()))
+    return [_row(step, each, first) for step, each in found.items()]
+
+
+def _row(step: int, now: Sizes, first: Sizes) -> tuple[int | str | None, ...]:
+    grown = None if now is first else most_grown(now.weights, first.weights)
+    matrix = None if grown is None else f"{grown[1]:.3g}x {grown[0]}"
+    rows, score = _largest_of(now.rows, "after stage"), _largest_of(now.scores, "in layer")
+    return step, f"{bits(now.loss):.4f}", rows, score, f"{now.logits:.3g}", matrix
+
+
+def _largest_of(values: Sequence[float], where: str) -> str | None:
+    """`1.5 in layer 3`; None if there are no values."""
+    if not values:
+        return None
+    index = max(range(len(values)), key=lambda index: values[index])
+    return f"{values[index]:.3g} {where} {index}"
 
 
 class _LargestScores:
@@ -110,6 +150,14 @@ def _watching_rows(model: Model) -> Iterator[list[_Rows]]:
 
 def _largest(values: Tensor) -> float:
     return _finite_or_infinite(float(values.abs().max()))
+
+
+def _stored(size: object) -> float:
+    if size is None:
+        return math.inf
+    if not is_finite(size):
+        raise ValueError(f"a size is {size!r}")
+    return float(size)
 
 
 def _finite_or_infinite(size: float) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mnemo.analysis.growth import Sizes, most_grown, sizes
+from mnemo.analysis.growth import HEADERS, Sizes, growth_rows, sizes
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.analyse_text import load_text
@@ -17,8 +16,6 @@ from mnemo.files.json_file import without_nan
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import LoadedRun, open_run
-
-HEADERS = ("step", "bits per token", "residual rows", "largest score", "largest logit", "matrix that grew most")
 
 
 def analyse_growth(args: Args) -> int:
@@ -36,14 +33,14 @@ def analyse_growth(args: Args) -> int:
             found[run.step] = sizes(run.model, ids, segment=segment, memory=args.memory_length)
             bar.advance(1)
     assert run is not None
-    content = without_nan({"steps": [{"step": step, **each.to_json()} for step, each in found.items()]})
+    steps = [{"step": step, **each.to_json()} for step, each in found.items()]
+    content = without_nan({"kind": "growth", "steps": steps})
     place = opened_run.result_folder(run) if args.out is None else args.out
     saved = None if place is None else str(opened_run.save_result(place, "growth", run, content))
     if args.json:
         console.print_json(content | {"saved": saved})
         return 0
-    first = next(iter(found.values()))
-    console.table([_row(step, each, first) for step, each in found.items()], HEADERS)
+    console.table(growth_rows(found), HEADERS)
     if saved is not None:
         print(saved)
     return 0
@@ -52,18 +49,3 @@ def analyse_growth(args: Args) -> int:
 def _ids(run: LoadedRun, args: Args) -> Tensor:
     ids = load_text(with_tokenizer(run), args.text)[1]
     return ids[: args.limit] if args.limit else ids
-
-
-def _row(step: int, now: Sizes, first: Sizes) -> tuple[Any, ...]:
-    name, factor = most_grown(now.weights, first.weights)
-    grown = "-" if now is first else f"{factor:.3g}x {name}"
-    stage = max(range(len(now.rows)), key=lambda index: now.rows[index])
-    rows = f"{now.rows[stage]:.3g} after stage {stage}"
-    return step, f"{now.loss / math.log(2):.4f}", rows, _score(now), f"{now.logits:.3g}", grown
-
-
-def _score(now: Sizes) -> str:
-    if not now.scores:
-        return "-"
-    layer = max(range(len(now.scores)), key=lambda index: now.scores[index])
-    return f"{now.scores[layer]:.3g} in layer {layer}"

@@ -103,7 +103,7 @@ class EvaluationOutput:
             print(line)
         if found.by_position:
             losses = found.scores[0].by_position
-            shown = [[str(position), f"{self._in_unit(losses[position]):.4f}"] for position in _few(len(losses))]
+            shown = [[str(at), f"{self._in_unit(losses[at - 1]):.4f}"] for at in _few(len(losses))]
             print()
             _table(shown, ["position", symbol if self.in_bits else "ppl"])
 
@@ -167,6 +167,5 @@ def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> None:
 
 
 def _few(count: int) -> list[int]:
-    """The first positions, doublings of them, and the last."""
-    doublings = [2**i for i in range(count.bit_length()) if 2**i < count - 1]
-    return sorted({0, *doublings, count - 1})
+    """The first position, which is 1, its doublings, and the last."""
+    return sorted({*(2**i for i in range(count.bit_length())), count})

@@ -86,7 +86,7 @@ class _Evaluation:
         (score,) = self._at(self.split, (1.0 if self.args.temperature is None else self.args.temperature,))
         by_position = self.args.by_position
         plot = LossPlot(
-            x=range(len(score.by_position)),
+            x=range(1, len(score.by_position) + 1),
             losses=score.by_position,
             x_label=f"position in the segment, after a memory of {score.memory}",
             title="loss by position",
@@ -205,6 +205,7 @@ def _output(args: Args, opened: OpenedRun, settings: EvaluationSettings, half: t
             "which": args.which,
             "precision": full if half is None else "bf16",
             "starts_from": settings.start,
+            "no_memory": settings.no_memory,
             "limit": settings.limit,
             "trained_memory": trained_memory(opened.run.model.config),
         },

@@ -22,11 +22,19 @@ def memory_in_words(model: ModelConfig) -> str:
     return ", ".join(parts) or "none"
 
 
+def memory_without_slots(model: ModelConfig) -> str:
+    """The memory of a model besides all slots, in short: `LSTM state`, `10 memory tokens`; empty if there is none."""
+    besides = dict.fromkeys(memory.traits.besides for memory in model.memory.memories(model.num_layers))
+    tokens = f"{model.tokens.num:,} memory tokens" if model.tokens is not None and model.tokens.carries else ""
+    return ", ".join(filter(None, (*besides, tokens)))
+
+
 def _layers_in_words(memory: AnyMemory, layers: Sequence[int], num_layers: int) -> str:
     slots = plural(memory.length, "slot") if memory.length else ""
     contents = " and ".join(filter(None, (slots, memory.traits.besides)))
     where = "every layer" if len(layers) == num_layers else layer_ranges(layers)
-    return f"{contents} in {where} ({type(memory).__name__})"
+    name = type(memory).__name__
+    return f"{contents} in {where}" + ("" if name in contents else f" ({name})")
 
 
 def layer_ranges(numbers: Sequence[int]) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mnemo.analysis.growth import Sizes
+from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json
+from mnemo.report.score_conditions import in_words
 
-KINDS = {
-    "sliding": (True, "sliding window"),
-    "same_length": (True, "same length"),
-    "documents": ("reset", "documents reset"),
-    "order": ("sentences", "sentences"),
-}
-"""Fields of a score with the value that is worth mentioning, and the words for it."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "step")
 """Settings of a sample that are shown."""
 
@@ -32,7 +29,9 @@ class Scored:
     accuracy: float | None = None
     """Share of right answers, for tasks."""
     kind: str = ""
-    """How it was scored, if not segment by segment through the whole text."""
+    """How it was scored, where that differs from the usual way."""
+    remembers: bool = True
+    """Whether the model had its memory."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Answered:
     samples: int
     published: bool
     """Whether it was measured as the task's published code does."""
+    kind: str = ""
+    """As in `Scored`."""
 
 
 @dataclass(frozen=True)
@@ -65,48 +66,63 @@ class Results:
     """Nats per token at each position of a segment, by memory length."""
     samples: list[Sample] = field(default_factory=list)
     answers: list[Answered] = field(default_factory=list)
+    growth: dict[int, Sizes] = field(default_factory=dict)
+    """Sizes of weights, rows, scores and logits, by step."""
 
 
-def read_results(folder: Path, notes: list[str]) -> Results:
-    """All results that can be loaded, in the order of their file names; the others are named in `notes`."""
+def read_results(folder: Path, notes: list[str], recipe: Recipe | None = None) -> Results:
+    """All results that can be loaded, in the order of their file names; the others are named in `notes`.
+
+    `recipe`: that of the run, whose settings of evaluation are the usual ones.
+    """
     results = Results()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         record = read_json(path, notes)
         if record is None:
             continue
         try:
-            _add(results, record)
+            # Files of older versions say in their name only that the memory was off.
+            _add(results, {"no_memory": "-no-memory-" in path.name, **record}, recipe)
         except (KeyError, TypeError, ValueError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error)
             notes.append(f"results/{path.name} is incomplete ({reason}); skipped")
     return results
 
 
-def _add(results: Results, record: Record) -> None:
-    match record.get("kind"):
+def _add(results: Results, record: Record, recipe: Recipe | None) -> None:
+    def scored(score: Record) -> Scored:
+        return _scored(score, record, recipe)
+
+    # Files of `mnemo analyse --growth` had no kind at first.
+    match record.get("kind", "growth" if "steps" in record else None):
         case "score":
-            results.scores.append(_scored(record["score"]))
+            results.scores.append(scored(record["score"]))
+        case "temperature":
+            # The one before it is at temperature 1: that is a result of its own.
+            results.scores.append(scored(_filled(record["scores"])[-1]))
         case "sweep":
-            results.sweeps.append(_sweep(record["scores"]))
+            results.sweeps.append(_by_memory(map(scored, _filled(record["scores"]))))
         case "find-length":
             # First, since the last sweep is shown: lengths that the user chose are preferred.
-            results.sweeps.insert(0, _sweep(record["tried"]))
+            results.sweeps.insert(0, _by_memory(map(scored, _filled(record["tried"]))))
         case "positions":
             losses = [_finite("loss", loss) for loss in _filled(record["score"]["by_position"])]
-            results.by_position[_scored(record["score"]).memory] = losses
+            results.by_position[scored(record["score"]).memory] = losses
         case "answers":
-            results.answers.append(_answered(record["score"]))
+            results.answers.append(_answered(record["score"], in_words(record, {}, recipe)))
         case "sample":
             results.samples.append(_sample(record))
+        case "growth":
+            results.growth = {int(_number(step, "step")): Sizes.from_json(step) for step in _filled(record["steps"])}
         case kind:
             raise ValueError(f"unknown kind {kind!r}")
 
 
-def _sweep(entries: object) -> list[Scored]:
-    return sorted((_scored(entry) for entry in _filled(entries)), key=lambda score: score.memory)
+def _by_memory(scores: Iterable[Scored]) -> list[Scored]:
+    return sorted(scores, key=lambda score: score.memory)
 
 
-def _scored(record: Record) -> Scored:
+def _scored(record: Record, result: Record, recipe: Recipe | None) -> Scored:
     return Scored(
         split=str(record["split"]),
         loss=_number(record, "loss"),
@@ -114,17 +130,19 @@ def _scored(record: Record) -> Scored:
         segment=int(_number(record, "segment")),
         tokens=int(_number(record, "tokens")),
         accuracy=None if record.get("accuracy") is None else _number(record, "accuracy"),
-        kind=", ".join(words for name, (value, words) in KINDS.items() if record.get(name) == value),
+        kind=in_words(result, record, recipe),
+        remembers=not (result["no_memory"] or record.get("sliding")),
     )
 
 
-def _answered(record: Record) -> Answered:
+def _answered(record: Record, kind: str) -> Answered:
     return Answered(
         split=str(record["split"]),
         characters=_number(record, "character_accuracy"),
         answers=_number(record, "answer_accuracy"),
         samples=int(_number(record, "samples")),
         published=record.get("published") is True,
+        kind=kind,
     )
 
 

@@ -9,17 +9,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mnemo.analysis.growth import HEADERS, growth_rows
 from mnemo.report import page_template, run_figures, run_summary
 from mnemo.report.charts import WIDTH
 from mnemo.report.figure import Figure
 from mnemo.report.figure_files import write_figures
-from mnemo.report.files import write_text
+from mnemo.report.files import csv_text, write_text
+from mnemo.report.findings import Table
 from mnemo.report.number_text import NO_VALUE, amount, duration
 from mnemo.report.page_template import Headline, Link, Section, figure_section
 from mnemo.report.run_figures import Group
 from mnemo.report.runs import Run, read_runs
 from mnemo.report.style import LIGHT
-from mnemo.report.svg import NAMESPACE, clean, standalone
+from mnemo.report.svg import NAMESPACE, clean, slugify, standalone
 
 PICTURE = "overview.svg"
 """The main figures in one picture, for a README or a slide."""
@@ -32,8 +34,8 @@ GAP, HEADING = 36.0, 34.0
 class Page:
     html: str
     figures: tuple[Figure, ...]
-    picture: str | None
-    """The main figures in one picture."""
+    others: dict[str, str]
+    """Further files by name: the tables, and the main figures in one picture."""
 
 
 def write_report(
@@ -53,7 +55,7 @@ def write_report(
     folder = out.with_name(f"{out.stem}-files")
     first = None if headline is None else headline(found)
     page = build_page(found, notes, folder=folder.name, title=title, lead=lead, headline=first)
-    write_figures(folder, page.figures, {} if page.picture is None else {PICTURE: page.picture})
+    write_figures(folder, page.figures, page.others)
     write_text(out, page.html)
     return [*notes, *(f"{run.name}: {note}" for run in found for note in run.notes)]
 
@@ -84,7 +86,8 @@ def build_page(
         link=Link("The main figures in one picture", f"{folder}/{PICTURE}") if picture else None,
         headline=headline,
     )
-    return Page(html, drawn, picture)
+    others = {name: csv_text(table.headers, table.rows) for name, table in _growth_tables(runs).items()}
+    return Page(html, drawn, others if picture is None else others | {PICTURE: picture})
 
 
 def _lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
@@ -116,6 +119,7 @@ def _sections(runs: Sequence[Run], groups: Sequence[Group], shown: Set[str]) -> 
             run_figures.memory_plans(runs),
             "small-figures",
         ),
+        _growth(runs),
         _samples(runs),
         _configurations(runs, groups),
     ]
@@ -125,6 +129,21 @@ def _rollbacks(runs: Sequence[Run]) -> Section | None:
     found = [f"{run.name}: {line}" for run in runs for line in run.rollbacks]
     about = "Divergences after which training went back to an earlier checkpoint. The curves show what was kept."
     return Section("rollbacks", "Rollbacks", about, "notes.html.j2", found) if found else None
+
+
+def _growth(runs: Sequence[Run]) -> Section | None:
+    tables = _growth_tables(runs)
+    about = "The largest sizes at every kept checkpoint while the model reads a text: what grows before a divergence."
+    return Section("growth", "What grew", about, "tables.html.j2", tables) if tables else None
+
+
+def _growth_tables(runs: Sequence[Run]) -> dict[str, Table]:
+    """By the name of their CSV file."""
+    found = [(number, run) for number, run in enumerate(runs) if run.results.growth]
+    return {
+        f"growth-{number}-{slugify(run.name)}.csv": Table(run.name, HEADERS, growth_rows(run.results.growth))
+        for number, run in found
+    }
 
 
 def _samples(runs: Sequence[Run]) -> Section | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mnemo.model import ModelConfig
+from mnemo.recipes.memory_words import memory_without_slots
 from mnemo.report.loss_units import loss_unit
 from mnemo.report.number_text import amount, duration, number, percent
 from mnemo.report.page_template import Card
@@ -163,7 +164,7 @@ def _best(run: Run) -> Cell:
 def _scores(run: Run) -> Cell:
     unit = loss_unit(run.corpus.get("unit"))
     losses = [
-        (f"{score.split} {number(unit.of(score.loss))} {unit.short}", [_about_score(score)])
+        (f"{score.split} {number(unit.of(score.loss))} {unit.short}", [_about_score(score, run)])
         for score in run.results.scores
     ]
     return losses + [
@@ -173,14 +174,22 @@ def _scores(run: Run) -> Cell:
 
 
 def _about_answers(score: Answered) -> str:
-    how = ", measured as published" if score.published else ""
-    return f"{score.answers:.1%} of answers, {score.samples:,} samples{how}"
+    published = "measured as published" if score.published else ""
+    parts = (f"{score.answers:.1%} of answers", f"{score.samples:,} samples", published, score.kind)
+    return ", ".join(filter(None, parts))
 
 
-def _about_score(score: Scored) -> str:
-    right = "" if score.accuracy is None else f"{score.accuracy:.1%} right, "
-    how = f", {score.kind}" if score.kind else ""
-    return f"{right}memory {score.memory:,}, segment {score.segment:,}{how}, {score.tokens:,} tokens"
+def _about_score(score: Scored, run: Run) -> str:
+    right = "" if score.accuracy is None else f"{score.accuracy:.1%} right"
+    memory = _memory_of(score, run) if score.remembers else ""
+    parts = (right, memory, f"segment {score.segment:,}", score.kind, f"{score.tokens:,} tokens")
+    return ", ".join(filter(None, parts))
+
+
+def _memory_of(score: Scored, run: Run) -> str:
+    """The number of slots; without slots, what the model has instead."""
+    instead = "" if score.memory or run.recipe is None else memory_without_slots(run.recipe.model)
+    return instead or f"memory {score.memory:,}"
 
 
 def _steps(run: Run) -> Cell:

@@ -131,7 +131,7 @@ def read_run(path: Path, name: str) -> Run:
     _read_recipe(run)
     _read_metrics(run)
     _read_timing(run)
-    run.results = read_results(path / "results", run.notes)
+    run.results = read_results(path / "results", run.notes, run.recipe)
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,7 +12,8 @@ from helpers.marks import few
 from helpers.mechanisms import MECHANISMS
 from helpers.models import random_model, random_tokens, read
 
-from mnemo.analysis.growth import most_grown, sizes
+from mnemo.analysis.growth import Sizes, growth_rows, most_grown, sizes
+from mnemo.files.json_file import without_nan
 from mnemo.memory import LSTM, Plan
 from mnemo.model import Model
 from mnemo.model.positions import NoPositions
@@ -88,3 +90,17 @@ def test_the_length_of_the_memory_counts() -> None:
 def test_the_matrix_that_grew_most() -> None:
     assert most_grown({"a": 3.0, "b": math.nan}, {"a": 2.0, "b": 1.0}) == ("b", math.inf)
     assert most_grown({"a": 3.0, "b": 2.0, "zero": 9.0}, {"a": 2.0, "b": 1.0, "zero": 0.0}) == ("b", 2.0)
+    assert most_grown({"a": 3.0, "b": math.inf}, {"a": 2.0, "b": math.inf}) == ("a", 1.5)
+    assert most_grown({"a": math.nan}, {"a": math.nan}) is None
+
+
+def test_sizes_survive_a_file() -> None:
+    model = random_model()
+    found = sizes(model, TEXT, segment=SEGMENT)
+    assert Sizes.from_json(json.loads(json.dumps(found.to_json()))) == found
+    model.embedding.tables[0].data[TEXT[0]] = math.nan  # type: ignore[union-attr]
+    ruined = Sizes.from_json(without_nan(sizes(model, TEXT, segment=SEGMENT).to_json()))
+    assert ruined.loss == ruined.logits == ruined.largest_rows[0] == math.inf
+    first, last = growth_rows({0: found, 1: ruined})
+    assert first[-1] is None
+    assert last[1] == "inf" and last[-1] == "infx embedding.tables.0"

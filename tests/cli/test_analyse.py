@@ -26,6 +26,7 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions
 from mnemo.report import shaded_text
 from mnemo.report.analysis_page import binned
+from mnemo.report.results import read_results
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import open_run
 
@@ -262,6 +263,8 @@ def test_growth_shows_every_kept_checkpoint(tmp_path: Path, capsys: pytest.Captu
     assert [each["step"] for each in found["steps"]] == steps and len(steps) == 2
     assert json.loads(Path(found["saved"]).read_text())["steps"] == found["steps"]
     assert found["steps"][0]["weights"] != found["steps"][1]["weights"]
+    notes: list[str] = []
+    assert list(read_results(tmp_path / "out", notes).growth) == steps and found["kind"] == "growth" and not notes
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[0]) for line in lines[2:-1]] == steps and lines[-1] == found["saved"]

@@ -21,7 +21,7 @@ from helpers.tiny_runs import MODEL, SEGMENT, tiny_run
 from helpers.tolerances import TOLERANCES
 from torch import Tensor
 
-from mnemo.cli import eval_text, main, opened_run
+from mnemo.cli import eval_output, eval_text, main, opened_run
 from mnemo.cli.eval_output import save_chart
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate, score_split
@@ -97,9 +97,10 @@ def test_options_reach_the_evaluation(
 ) -> None:
     score = expected(config=config, **arguments).to_json()
     score["bpc"] = score["bits_per_token"]
-    found = scored(capsys, *options)["score"]
+    result = scored(capsys, *options)
+    found = result["score"]
     del score["seconds"], found["seconds"]
-    assert found == score
+    assert found == score and result["no_memory"] == arguments.get("no_memory", False)
 
 
 def test_a_sweep_leaves_a_table_a_record_and_two_plots(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,13 +214,19 @@ def test_documents_that_are_reset_count_one_by_one(results: Path, capsys: pytest
     assert "no effect: --documents ignore or a smaller --segment" in err
 
 
-def test_loss_by_position(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = scored(capsys, "--by-position")
+def test_loss_by_position(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, losses = scored(capsys, "--by-position"), expected().by_position
     assert found["kind"] == "positions"
-    assert found["score"]["by_position"] == list(expected().by_position)
+    assert found["score"]["by_position"] == list(losses)
     check_pictures(results)
+    charts: list[LineChart] = []
+    monkeypatch.setattr(eval_output, "draw_lines", lambda chart: charts.append(chart) or draw_lines(chart))
     assert run_eval("--by-position") == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[6:11]] == ["0", "1", "2", "4", "7"]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[6:10]]
+    assert rows == [[str(at), f"{losses[at - 1] / math.log(2):.4f}"] for at in (1, 2, 4, 8)]
+    (drawn,) = charts[0].series
+    assert drawn.points[:, 0].tolist() == list(range(1, SEGMENT + 1))
+    assert drawn.points[:, 1].tolist() == pytest.approx([loss / math.log(2) for loss in losses])
 
 
 def test_a_cpu_scores_in_bf16_if_it_has_such_products(

@@ -235,4 +235,22 @@ DECLARED: tuple[Declared, ...] = (
         why="the size of rows that write to a bounded memory: a new field, which changes no number",
         since="ae0c6e2",
     ),
+    Declared(
+        case="*",
+        file="*.json",
+        field="no_memory",
+        after="d77775d6",
+        why="the JSON of `mnemo eval` also says if the memory was off",
+    ),
+    *(
+        Declared(
+            case=case,
+            file="outputs/*-info.json",
+            field="memory_in_words",
+            after="d77775d6",
+            why="recurrent layers are named by their state",
+            since="d998b2f3",
+        )
+        for case in ("lstm", "qrnn")
+    ),
 )

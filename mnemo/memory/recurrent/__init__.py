@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recurrent(Layerless):
-    traits: ClassVar[Traits] = Traits(besides="recurrent cells")
     width: int | None = None
     """Cells of each layer; the model width if left out. Another number is projected to the model width."""
 
@@ -42,7 +41,7 @@ class LSTM(_Recurrent):
     """LSTM layers in place of attention: a baseline."""
 
     traits: ClassVar[Traits] = Traits(
-        compile_obstacle="LSTM layers run in fused kernels", single_precision=True, besides="recurrent cells"
+        compile_obstacle="LSTM layers run in fused kernels", single_precision=True, besides="LSTM state"
     )
 
     def build(self, dim: int, drop: nn.Module) -> Stage:
@@ -55,6 +54,7 @@ class LSTM(_Recurrent):
 class QRNN(_Recurrent):
     """QRNN layers in place of attention: a baseline (Bradbury et al., 2017)."""
 
+    traits: ClassVar[Traits] = Traits(besides="QRNN state")
     kernel: int = 2
     """Inputs that the gates of a token depend on; the last is the token's."""
     zoneout: float = 0.0
