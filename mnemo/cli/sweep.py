@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
             require_corpus(args.recipe.data.corpus)
         from mnemo.cli.sweep_run import sweep
 
-        command = " ".join(["mnemo sweep", *argv])
+        command = " ".join(["mnemo sweep", *(word for word in argv if word != "--json")])
         return sweep(args, memories, args.name or start.name, start.text, command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -84,15 +85,25 @@ class _Lines:
         self._train, self._valid = 0, 0
 
     def show(self, found: Run) -> None:
-        now, unit = status(found), _unit(found)
-        if now is not None and len(found.train) > self._train:
-            print("step " + format_status(now, unit), flush=True)
-        for at in range(self._valid, len(found.valid)):
-            metric = found.valid[at]
-            is_best = metric.loss <= min(earlier.loss for earlier in found.valid[: at + 1])
-            print(format_evaluation(metric.step, metric.loss, is_best, unit), flush=True)
+        for _, line in sorted([*self._trained(found), *self._evaluated(found)], key=lambda line: line[0]):
+            print(line, flush=True)
         # A resumed run is cut back to its checkpoint, and measures some steps again.
         self._train, self._valid = len(found.train), len(found.valid)
+
+    def _trained(self, found: Run) -> list[tuple[int, str]]:
+        """The newest step and its line; nothing if it was printed before."""
+        now = status(found)
+        if now is None or len(found.train) <= self._train:
+            return []
+        return [(now.step, "step " + format_status(now, _unit(found)))]
+
+    def _evaluated(self, found: Run) -> list[tuple[int, str]]:
+        best = list(itertools.accumulate((metric.loss for metric in found.valid), min))
+        new = list(zip(found.valid, best, strict=True))[self._valid :]
+        return [
+            (metric.step, format_evaluation(metric.step, metric.loss, metric.loss <= least, _unit(found)))
+            for metric, least in new
+        ]
 
 
 def _print_picture(found: Run, folder: Path) -> None:

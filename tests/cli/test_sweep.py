@@ -13,6 +13,7 @@ from helpers.monitors import Signaller
 from helpers.tiny_runs import sample_text
 
 from mnemo import cli
+from mnemo.cli.sweep_run import fastest
 from mnemo.papers import jobs
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_header import load_header
@@ -81,6 +82,7 @@ def test_memories_and_seeds_end_in_a_report(capsys: pytest.CaptureFixture[str]) 
     ):
         assert part in page, part
     assert "The paper" not in page and "mnemo reproduce" not in page
+    assert "--memory none,xl,rmt --seeds 2" in page and "--json" not in page
     recipes = {path.parent.parent.name: load_header(path.parent).recipe for path in CELLS.glob("*/run/recipe.json")}
     assert len(recipes) == 6
     assert {recipe.data.corpus for recipe in recipes.values()} == {recipes["xl-seed1111"].data.corpus}
@@ -159,7 +161,24 @@ def test_the_estimate_of_a_dry_run_is_that_of_the_fastest_update(
     found = json.loads(capsys.readouterr().out)
     assert [each["seconds"] for each in found["memories"]] == [4 * 2.0, 4 * 2.0] and found["seconds"] == 16.0
     assert cli.main([*TWO, "--seeds", "1", "--dry-run"]) == 0
-    assert "about 16s in all, estimated by the fastest of 4 updates" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "about 16s in all, from the fastest of some updates of each memory: evaluations come on top, and" in said
+    assert "other work on this machine during this estimate makes it too long" in said
+
+
+@pytest.mark.parametrize(
+    ("timings", "expected"),
+    [
+        ([0.9, 0.9, 0.9, 0.9, 0.1], (0.9, 4)),  # slow ones: four suffice
+        ([5.0, 4.0, 6.0, 3.0, 1.0], (3.0, 4)),
+        ([0.5, 0.5, 0.5, 0.4, 0.5, 0.2, 0.5, 0.1], (0.2, 7)),  # more, for three seconds
+        ([0.5] * 5 + [0.11] * 10, (0.11, 10)),
+        ([0.002] * 99 + [0.001, 0.0005], (0.001, 100)),
+    ],
+)
+def test_how_many_updates_are_timed(timings: list[float], expected: tuple[float, int]) -> None:
+    left = iter(timings)
+    assert (fastest(left), len(timings) - len(list(left))) == expected
 
 
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:

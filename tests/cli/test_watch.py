@@ -34,9 +34,10 @@ def test_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_run_that_stopped_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "mine", recipe(), steps=100)
     assert main(["watch", str(folder)]) == 0  # no process trains it, so that it does not wait
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 100/400  ") and lines[0].endswith("lr 1.00e-03  20,100 tokens/s  15s left")
-    assert lines[1:] == ["step 50: valid 5.3251 bpc, the best so far", "step 100: valid 3.8895 bpc, the best so far"]
+    earlier, trained, last = capsys.readouterr().out.splitlines()
+    assert trained.startswith("step 100/400  ") and trained.endswith("lr 1.00e-03  20,100 tokens/s  15s left")
+    assert earlier == "step 50: valid 5.3251 bpc, the best so far"
+    assert last == "step 100: valid 3.8895 bpc, the best so far"
     assert main(["watch", str(folder), "--once"]) == 0
     assert "mine: not training at step 100 of 400" in capsys.readouterr().out
 
