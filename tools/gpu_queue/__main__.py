@@ -1,6 +1,6 @@
 """Run measurements one after the other on a GPU that is there for a limited time.
 
-    python -m tools.gpu_queue run PLAN.toml --minutes 27 --folder runs/queue [--only JOB ...] [--dry-run]
+    python -m tools.gpu_queue run PLAN.toml --minutes 28 --folder runs/queue [--only JOB ...] [--dry-run]
     python -m tools.gpu_queue watch --folder runs/queue [--seconds 570] [--copy-to FOLDER]
 
 `run` starts the jobs of a plan (format: tools/gpu_queue/plan.py) in order. A job that could not end in time is not
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.json_file import load_json
 from tools.gpu_queue.collect import COLLECTED, STATE
 from tools.gpu_queue.plan import Plan, read_plan
@@ -74,9 +75,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _show(plan: Plan, minutes: float) -> None:
     print(plan.title)
+    before = 0.0
     for job in plan.jobs:
-        print(f"  {job.name} ({job.minutes:g} min)", *job.run, sep="\n      ")
-    print(f"{sum(job.minutes for job in plan.jobs):g} minutes at most, {minutes:g} are there")
+        late = "" if before + job.minutes < minutes else ", may not be started"
+        print(f"  {job.name} ({job.minutes:g} min{late})", *job.run, sep="\n      ")
+        before += job.minutes
+    print(f"{before:g} minutes at most, {minutes:g} are there")
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -90,7 +94,8 @@ def _watch(args: argparse.Namespace) -> int:
                 _say(line)
         if args.copy_to and (args.folder / COLLECTED).exists():
             args.copy_to.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(args.folder / COLLECTED, args.copy_to / COLLECTED)
+            with atomic.new_file(args.copy_to / COLLECTED) as partial:
+                shutil.copyfile(args.folder / COLLECTED, partial)
         if state.get("ended") or time.monotonic() > until:
             break
         time.sleep(min(COLLECT_SECONDS, max(0.0, until - time.monotonic())))

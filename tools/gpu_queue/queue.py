@@ -21,6 +21,8 @@ State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 POLL_SECONDS, COLLECT_SECONDS = 0.2, 10.0
 PATIENCE_SECONDS = 75.0
 """Between the request to stop and the end by force: more than `mnemo reproduce` gives its cells."""
+LEFT_OVER_SECONDS = 5.0
+"""The same for what a job that has ended has left running."""
 COMMANDS = {"mnemo": "-m mnemo ", "python": ""}
 """Commands that jobs find on their PATH, whatever is installed: this Python, and Mnemo in it."""
 LOG = "{}.log"
@@ -66,7 +68,8 @@ class Queue:
                 else:
                     self._run(entry)
         finally:
-            self._write(ended=True)
+            self._write()
+            self._write_state(ended=True)
         return all(entry.state == "done" for entry in self._entries)
 
     def _reason_to_skip(self, job: Job) -> str:
@@ -83,16 +86,14 @@ class Queue:
         try:
             self._write()
             while process.poll() is None and time.monotonic() < self._deadline:
-                time.sleep(POLL_SECONDS)
+                self._wait()
                 entry.seconds = time.monotonic() - begin
-                if time.monotonic() - self._collected > COLLECT_SECONDS:
-                    self._write()
             code = process.poll()
         except BaseException:
             entry.state, entry.why = "stopped", "the queue was interrupted"
             raise
         finally:
-            _stop(process)
+            self._stop(process)
         if code is None:
             self._end(entry, "stopped", "the time was over")
         else:
@@ -115,16 +116,42 @@ class Queue:
         entry.state, entry.why = state, why
         self._tell(f"{entry.job.name}: {state}" + (f", {why}" if why else f" in {entry.seconds:.0f} s"))
 
-    def _write(self, *, ended: bool = False) -> None:
-        """Write state and archive; jobs go on if that fails, as on a full disk."""
-        self._collected = time.monotonic()
+    def _wait(self) -> None:
+        """A moment, and write what is due."""
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() - self._collected > COLLECT_SECONDS:
+            self._write()
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask all processes of a job's group to stop, as a scheduler does; after a while, or if interrupted, use force.
+
+        The shell ends at once, its commands when they have saved their work. Workers of `mnemo reproduce` have groups
+        of their own, and save and end with it.
+        """
+        patience = PATIENCE_SECONDS if process.poll() is None else LEFT_OVER_SECONDS
+        try:
+            _signal(process, signal.SIGTERM)
+            until = time.monotonic() + patience
+            while _signal(process, 0) and time.monotonic() < until:
+                process.poll()
+                self._wait()
+        finally:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+    def _write_state(self, *, ended: bool = False) -> None:
         left = max(0.0, self._deadline - time.monotonic())
         state = {"title": self._title, "ended": ended, "seconds_left": round(left)}
+        write_json(self._folder / STATE, {**state, "jobs": [entry.to_json() for entry in self._entries]})
+
+    def _write(self) -> None:
+        """Write state and archive; jobs go on if that fails, as on a full disk."""
+        self._collected = time.monotonic()
         begun = [entry.job for entry in self._entries if entry.state not in ("waiting", "skipped")]
         logs = [self._folder / LOG.format(job.name) for job in begun]
         patterns = [pattern for job in begun for pattern in job.keep]
         try:
-            write_json(self._folder / STATE, {**state, "jobs": [entry.to_json() for entry in self._entries]})
+            self._write_state()
             left_out = collect(self._folder / COLLECTED, [self._folder / STATE, *logs], patterns)
         except OSError as error:
             left_out = [str(error)]
@@ -144,23 +171,6 @@ def _write_commands(folder: Path) -> None:
         command = folder / name
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n', encoding="utf-8")
         command.chmod(0o755)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask all processes of a job's group to stop, as a scheduler does; after a while, or if interrupted, use force.
-
-    The shell ends at once, its commands when they have saved their work. Workers of `mnemo reproduce` have groups of
-    their own, and save and end with it.
-    """
-    try:
-        _signal(process, signal.SIGTERM)
-        until = time.monotonic() + PATIENCE_SECONDS
-        while _signal(process, 0) and time.monotonic() < until:
-            process.poll()
-            time.sleep(POLL_SECONDS)
-    finally:
-        _signal(process, signal.SIGKILL)
-        process.wait()
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
