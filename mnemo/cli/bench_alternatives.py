@@ -76,13 +76,13 @@ def _measure_here(row: Row, conditions: Conditions) -> Measured:
 
 def _measure_apart(rows: Sequence[Row], conditions: Conditions) -> Measured:
     """Rows one after the other. None is begun beside one that another command measures: both would be slower."""
-    from mnemo.training.stop_signals import stop_on_signals
+    from mnemo.training.stop_signals import SIGNALS, stop_on_signals
 
     failed = list[str]()
     with stop_on_signals(alone=False, tell=True) as stop:
         for number, row in enumerate(rows):
             code = row_process.measure_apart(row.name, conditions, stop)
-            if stop.signal is not None or code > 128:
+            if stop.signal is not None or code - 128 in SIGNALS:  # another signal is a crash, or a lack of memory
                 return failed, stop.signal or code - 128
             if code == row_process.IN_USE:
                 return [*failed, *(each.name for each in rows[number:])], None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mnemo.errors import MnemoError
 
@@ -18,14 +18,14 @@ FAILED, IN_USE = 2, 3
 """Exit codes; after a signal, 128 + its number."""
 
 
-def measure_here(name: str, conditions: Conditions) -> dict[str, Any]:
+def measure_here(name: str, conditions: Conditions) -> None:
     """Measure a row in this process."""
     from mnemo.bench.alternatives.measure import measure_row
     from mnemo.bench.alternatives.rows import ROWS
     from mnemo.cli.watching import watching
 
     with watching() as watcher:
-        return measure_row(ROWS[name], conditions, watcher)
+        measure_row(ROWS[name], conditions, watcher)
 
 
 def measure_apart(name: str, conditions: Conditions, stop: Stop) -> int:
@@ -34,6 +34,7 @@ def measure_apart(name: str, conditions: Conditions, stop: Stop) -> int:
 
     process = get_context("spawn").Process(target=serve, args=(name, conditions, os.getpid()))
     process.start()
+    assert process.pid is not None
     asked = False
     while process.is_alive():
         process.join(POLL_SECONDS)
@@ -41,9 +42,8 @@ def measure_apart(name: str, conditions: Conditions, stop: Stop) -> int:
             process.kill()
         elif stop.signal is not None and not asked and process.is_alive():
             asked = True
-            os.kill(
-                process.ident or 0, NOTICE
-            )  # a terminal may have sent it the signal, too: a notice is no second one
+            # If a terminal has sent it the signal, too, a notice does not count as a second one, which would end it.
+            os.kill(process.pid, NOTICE)
     code = process.exitcode or 0
     return code if code >= 0 else 128 - code
 

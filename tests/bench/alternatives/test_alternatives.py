@@ -146,7 +146,8 @@ def test_runs_of_the_comparison_are_opened_like_others(
     assert "import" not in "".join(capsys.readouterr())
 
 
-def test_a_memory_of_the_same_name_stays_the_users_own() -> None:
+def test_a_memory_of_the_same_name_stays_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_mechanisms(monkeypatch)
     forget_mechanisms()
     with pytest.raises(MnemoError, match="needs --import my.py"):
         require_imports([{"name": "Flash", "file": "my.py"}], "a run")
@@ -333,9 +334,16 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
     assert "row gated-deltanet is left out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(128 + signal.SIGTERM, 143), (row_process.IN_USE, 1)])
+@pytest.mark.parametrize(
+    ("code", "exit_code", "rows"),
+    [
+        (128 + signal.SIGTERM, 143, ["memory"]),
+        (row_process.IN_USE, 1, ["memory"]),
+        (128 + signal.SIGSEGV, 1, ["memory", "plain-512"]),  # a crash
+    ],
+)
 def test_no_row_is_begun_after_a_signal_or_beside_another_command(
-    code: int, exit_code: int, enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, exit_code: int, rows: list[str], enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = list[str]()
 
@@ -347,7 +355,7 @@ def test_no_row_is_begun_after_a_signal_or_beside_another_command(
     monkeypatch.setattr(row_process, "measure_apart", apart)
     words = ["bench", "--alternatives", "--runs", str(tmp_path / "rows"), "--device", "cpu"]
     assert main([*words, "--what", "memory,plain-512"]) == exit_code
-    assert measured == ["memory"]
+    assert measured == rows
 
 
 @pytest.mark.parametrize(
