@@ -34,7 +34,7 @@ def plural(count: int, noun: str) -> str:
 def require_positive(name: str, value: float | None) -> None:
     """Raise an error for a number that is not positive and finite; None is no number."""
     if value is not None and not 0 < value < math.inf:
-        raise MnemoError(f"{name} {value} must be positive")
+        raise MnemoError(f"{name} {value} must be positive" + ("" if math.isfinite(value) else " and finite"))
 
 
 def require_not_negative(name: str, value: int | None) -> None:

@@ -34,7 +34,7 @@ VERBS = {
     "analyse": Verb("mnemo.cli.analyse", "show where memory helps on a text, and the attention, as a page"),
     "runs": Verb("mnemo.cli.runs", "list, remove and rename runs"),
     "info": Verb("mnemo.cli.info", "show parameters, FLOPs, state size and memory plan of a preset or run"),
-    "estimate": Verb("mnemo.cli.estimate", "estimate memory, speed, days and energy of training on given GPUs"),
+    "estimate": Verb("mnemo.cli.estimate", "estimate memory, speed, time and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
     "convert": Verb("mnemo.cli.convert", "convert published weights (Hugging Face, PyTorch, TensorFlow) and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),

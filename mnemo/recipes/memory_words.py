@@ -25,8 +25,8 @@ def memory_in_words(model: ModelConfig) -> str:
 def memory_without_slots(model: ModelConfig) -> str:
     """The memory of a model besides all slots, in short: `LSTM state`, `10 memory tokens`; empty if there is none."""
     besides = dict.fromkeys(memory.traits.besides for memory in model.memory.memories(model.num_layers))
-    tokens = f"{model.tokens.num:,} memory tokens" if model.tokens is not None and model.tokens.carries else ""
-    return ", ".join(filter(None, (*besides, tokens)))
+    tokens = model.tokens if model.tokens is not None and model.tokens.carries else None
+    return ", ".join(filter(None, (*besides, "" if tokens is None else plural(tokens.num, "memory token"))))
 
 
 def _layers_in_words(memory: AnyMemory, layers: Sequence[int], num_layers: int) -> str:

@@ -1,4 +1,5 @@
-"""How a score was measured, in words: what differs from `mnemo eval` without options."""
+"""How a score was measured, in words: numbers that differ from the run's own settings of tests, and ways to read, which
+are named even if they are the run's own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ KINDS = {
     "which": ("last", "last checkpoint"),
     "precision": ("bf16", "bf16"),
 }
-"""Fields of a result or its score with the value that is worth mentioning, and the words for it."""
+"""Fields of a result or its score with the value that is always named, and the words for it."""
 
 
 def in_words(result: Record, score: Record, recipe: Recipe | None) -> str:

@@ -144,7 +144,8 @@ def _describe_rise(train: TrainConfig, course: RateCourse, fall: str) -> str:
     rise = f"up again from {course.rate:.3g} to {course.peak:.3g} in {plural(course.warmup, 'step')}"
     if course.warmup >= _steps_left(train, course.step) - 1:
         return f"{rise}, where it stays to the end of the run"
-    if course.warmup == _longest_rewarm(train, course.step) < train.schedule.warmup:
+    is_shortened = course.warmup == _longest_rewarm(train, course.step) < train.schedule.warmup
+    if is_shortened and course.warmup * LONGEST_REWARM <= _steps_left(train, course.step):
         rise += f" (at most a fifth of those left; the schedule's warm-up has {train.schedule.warmup:,})"
     return f"{rise}, then {fall}"
 

@@ -93,9 +93,11 @@ def test_a_memory_without_length_is_not_swept(tmp_path: Path, capsys: pytest.Cap
 
 def test_scores_say_how_they_came_about(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", recipe())
-    write_result(run, "score-a", kind="score", score=score(64, 1.5, sliding=True, tokens=1234))
+    write_result(run, "score-a", kind="score", score=score(0, 1.5, sliding=True, tokens=1234))
+    write_result(run, "score-b", kind="score", score=score(64, 1.5, tokens=1235))
     write_report([run], tmp_path / "page.html")
-    assert "memory 64, segment 64, sliding window, 1,234 tokens" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert ">segment 64, sliding window, 1,234 tokens<" in text and ">memory 64, segment 64, 1,235 tokens<" in text
 
 
 def test_a_perplexity_beyond_drawing_leaves_its_sweep(tmp_path: Path) -> None:

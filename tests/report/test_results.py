@@ -121,6 +121,11 @@ WITHOUT_SLOTS: list[tuple[dict[str, Any], str, str]] = [
         "",
         "4 memory tokens read anew by every segment",
     ),
+    (
+        {"memory": Plan(long=XL(length=0)), "tokens": MemoryTokens(num=1)},
+        "1 memory token",
+        "1 memory token carried from segment to segment",
+    ),
 ]
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from mnemo.errors import plural
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -83,7 +85,7 @@ class MemoryTokens:
     def in_words(self) -> str:
         """The memory that they are, for the start of a run."""
         how = "carried from segment to segment" if self.carries else "read anew by every segment"
-        return f"{self.num:,} memory tokens {how}"
+        return f"{plural(self.num, 'memory token')} {how}"
 
     def build(self, dim: int) -> RecurrentMemory:
         """The module for a model of this width."""
