@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.hang_up import default_hang_up
 
 from mnemo import cli
 from mnemo.bench.alternatives.rows import ROWS
@@ -54,7 +55,8 @@ def start(folder: Path, command: str) -> tuple[subprocess.Popen[bytes], int]:
     """A queue in a process of its own, and the process that its job, run in `folder`, names in the file `pid`."""
     plan = write_plan(folder, {"name": "job", "run": [f"cd {folder}", command]})
     words = ["-m", "tools.gpu_queue", "run", str(plan), "--minutes", "1", "--folder", str(folder / "q")]
-    process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+    with default_hang_up():
+        process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
     wait_for(folder / "pid")
     return process, int((folder / "pid").read_text())
 

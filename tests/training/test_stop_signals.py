@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ranks
+from helpers.hang_up import default_hang_up
 from helpers.monitors import Signaller, StoppedWhenEvaluated
 from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
 
@@ -35,9 +36,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 @pytest.fixture(autouse=True)
 def heeded() -> Iterator[None]:
     """After `nohup make test`, tests and the processes that they start would ignore this signal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+    with default_hang_up():
+        yield
 
 
 ECHO = """

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.hang_up import default_hang_up
 from helpers.marks import few
 from helpers.own_memories import forget_mechanisms, keep_mechanisms
 from helpers.stand_in_delta import use_stand_in
@@ -366,7 +367,8 @@ def test_a_stopped_measurement_is_saved_and_leaves_no_process(
 ) -> None:
     words = ["bench", "--alternatives", "--runs", str(tmp_path), "--device", "cpu", "--what", "plain-512,plain-1024"]
     command = [sys.executable, "-W", "ignore", "-m", "mnemo", *words, "--seconds", "60"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with default_hang_up():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     run = tmp_path / "plain-512"
     wait_until(lambda: (run / TIMING).exists())
     process.send_signal(number)
