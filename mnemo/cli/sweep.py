@@ -20,6 +20,8 @@ More memories or seeds can be added in the same way; another recipe needs anothe
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +30,11 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli import overrides
+from mnemo.cli.arguments import IMPORT
 from mnemo.cli.run_arguments import require_corpus
 from mnemo.cli.train_start import find_start, take_given
 from mnemo.errors import MnemoError
+from mnemo.memory.own import imported_files
 from mnemo.recipes.memories import memory_name
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RUN_NAME, RUNS
@@ -89,8 +93,13 @@ def main(argv: list[str]) -> int:
             require_corpus(args.recipe.data.corpus)
         from mnemo.cli.sweep_run import sweep
 
-        command = " ".join(["mnemo sweep", *(word for word in argv if word != "--json")])
-        return sweep(args, memories, args.name or start.name, start.text, command)
+        return sweep(args, memories, args.name or start.name, start.text, _command(argv))
+
+
+def _command(argv: Sequence[str]) -> str:
+    """What measures the same again."""
+    imports = [word for file in imported_files() for word in (IMPORT, file)]
+    return shlex.join(["mnemo", "sweep", *(word for word in argv if word != "--json"), *imports])
 
 
 def _memories(words: str) -> list[str]:

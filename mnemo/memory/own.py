@@ -75,6 +75,11 @@ def own_mechanisms() -> dict[str, type]:
     return {kind_name(cls): cls for cls in _origins}
 
 
+def imported_files() -> list[str]:
+    """The files of --import whose mechanisms are known."""
+    return list(dict.fromkeys(origin.name for origin in _origins.values() if origin.kind == "file"))
+
+
 def origins(used: plan.Plan) -> list[dict[str, str]]:
     """What a run with this plan has to import: name of the class, and its file, package or module."""
     classes = dict.fromkeys((type(used.long), type(used.short)))

@@ -78,6 +78,9 @@ def test_in_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["sweep", *TRAIN[1:], *IMPORT, "--memory", "none,average", "--seeds", "1", "--train.steps", "2"]
     mnemo(*sweep)
     assert "average is better than none" in capsys.readouterr().out
+    (stored,) = Path("runs").glob("sweep-*/sweep.json")
+    command = json.loads(stored.read_text())["command"]
+    assert command.startswith("mnemo sweep ") and command.endswith("--train.steps 2 --import my_memory.py")
 
 
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
