@@ -365,9 +365,11 @@ def test_the_page_of_a_folder_of_runs_stays(
 
 
 def test_a_run_that_does_not_exist_is_refused_beside_one_that_does(
-    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "page.html"
+    page, empty = tmp_path / "page.html", tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)  # without the runs of a demo
     assert cli.main(["report", str(runs[0]), "nowhere", "--out", str(page)]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == "mnemo: error: no run 'nowhere': there are none in runs\n"
