@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,9 +15,6 @@ from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
 from mnemo.files.safe_load import is_finite
 from mnemo.model import Model, evaluating
 from mnemo.ops import Attended
-from mnemo.units import bits
-
-HEADERS = ("step", "bits per token", "residual rows", "largest score", "largest logit", "matrix that grew most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +85,6 @@ def most_grown(now: Mapping[str, float], first: Mapping[str, float]) -> tuple[st
         if name in now and 0 < size < math.inf
     }
     return max(factors.items(), key=lambda factor: factor[1], default=None)
-
-
-def growth_rows(found: Mapping[int, Sizes]) -> list[tuple[int | str | None, ...]]:
-    """The largest sizes of every step, under `HEADERS`; None for no value."""
-    first = next(iter(found.values()))
-    return [_row(step, each, first) for step, each in found.items()]
-
-
-def _row(step: int, now: Sizes, first: Sizes) -> tuple[int | str | None, ...]:
-    grown = None if now is first else most_grown(now.weights, first.weights)
-    matrix = None if grown is None else f"{grown[1]:.3g}x {grown[0]}"
-    rows, score = _largest_of(now.rows, "after stage"), _largest_of(now.scores, "in layer")
-    return step, f"{bits(now.loss):.4f}", rows, score, f"{now.logits:.3g}", matrix
-
-
-def _largest_of(values: Sequence[float], where: str) -> str | None:
-    """`1.5 in layer 3`; None if there are no values."""
-    if not values:
-        return None
-    index = max(range(len(values)), key=lambda index: values[index])
-    return f"{values[index]:.3g} {where} {index}"
 
 
 class _LargestScores:

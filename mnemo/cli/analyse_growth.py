@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from mnemo.analysis.growth import HEADERS, Sizes, growth_rows, sizes
+from mnemo.analysis.growth import Sizes, sizes
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.analyse_text import load_text
 from mnemo.cli.run_arguments import made_folder
 from mnemo.files.json_file import without_nan
+from mnemo.report.growth_table import HEADERS, growth_rows
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import LoadedRun, open_run

@@ -21,7 +21,6 @@ from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, differences, require_needs
 from mnemo.papers.overview import MEASUREMENTS, overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
-from mnemo.papers.parent import end_with_parent
 from mnemo.papers.pool import CHECKED, run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
 from mnemo.papers.store import RESULT, RESULTS, cell_folder, grid_folder, load_grid, missing, save_grid
@@ -29,6 +28,7 @@ from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
 from mnemo.report.findings import ANSWERS
 from mnemo.storage.weights import pick_device
+from mnemo.training.parent import end_with_parent
 
 MOST_CORES = 4
 """Cells of the laptop budget that run at once by default: more processes take too much memory."""

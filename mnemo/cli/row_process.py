@@ -30,7 +30,7 @@ def measure_here(name: str, conditions: Conditions) -> None:
 
 def measure_apart(name: str, conditions: Conditions, stop: Stop) -> int:
     """Measure a row in a process that ends with this one; return its exit code. `stop`: what has come for this one."""
-    from mnemo.papers.parent import NOTICE
+    from mnemo.training.parent import NOTICE
 
     process = get_context("spawn").Process(target=serve, args=(name, conditions, os.getpid()))
     process.start()
@@ -51,8 +51,8 @@ def measure_apart(name: str, conditions: Conditions, stop: Stop) -> int:
 def serve(name: str, conditions: Conditions, parent: int) -> None:
     """In the new process: exit with a code."""
     from mnemo.bench.alternatives.measure import RowStopped
-    from mnemo.papers.parent import end_with
     from mnemo.storage.run_folder import InUse
+    from mnemo.training.parent import end_with
 
     end_with(parent)
     sys.stdout = sys.stderr  # the parent prints the table and JSON there

@@ -44,6 +44,11 @@ def load_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def load_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of this project that has one in each line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def matches_checksum(data: Mapping[str, Any]) -> bool:
     """Whether an object's content has the checksum that is stored in it, or none is stored."""
     stored = checksum.find(data)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mnemo.files.json_file import load_json
 from mnemo.papers.experiment import Budget, Cell, Experiment
-from mnemo.papers.parent import PARENT
 from mnemo.papers.runner import POLL_SECONDS, Failure, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
 from mnemo.papers.store import RESULT, cell_folder, grid_folder, is_done, load_grid, reuse
+from mnemo.training.parent import PARENT
 from mnemo.training.stop_signals import NOTICES, Stop, stop_on_signals
 
 PATIENCE_SECONDS = 60.0

@@ -9,13 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mnemo.analysis.growth import HEADERS, growth_rows
 from mnemo.report import page_template, run_figures, run_summary
 from mnemo.report.charts import WIDTH
 from mnemo.report.figure import Figure
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import csv_text, write_text
 from mnemo.report.findings import Table
+from mnemo.report.growth_table import HEADERS, growth_rows
 from mnemo.report.number_text import NO_VALUE, amount, duration
 from mnemo.report.page_template import Headline, Link, Section, figure_section
 from mnemo.report.run_figures import Group

@@ -1,4 +1,4 @@
-"""A worker, as of `mnemo reproduce --jobs N`, ends with the process that has started it.
+"""Worker processes save and end when the process that has started them is gone.
 
 A process that is killed (`kill -9`, no memory left) cannot tell its workers, and nothing else would end them.
 """
@@ -19,7 +19,7 @@ end the worker while it saves; a notice never does."""
 
 
 def end_with_parent() -> None:
-    """In a worker whose environment names its parent: `end_with` it."""
+    """In a worker: `end_with` the parent that its environment names, if it names one."""
     if (parent := os.environ.get(PARENT)) is not None:
         end_with(int(parent))
 

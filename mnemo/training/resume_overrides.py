@@ -23,12 +23,12 @@ ENDED = 0.01
 """A schedule counts as ended when its rate is within this share of the way from its peak to its minimum."""
 REWARM_SHARE = 0.01
 """Warm-up of a new beginning, as a share of the steps that are left, in recipes without a warm-up."""
-LONGEST_REWARM = 5
-"""The warm-up of a new beginning takes at most one in so many of the steps that are left.
+LONGEST_REWARM_SHARE = 0.2
+"""The warm-up of a new beginning takes at most this share of the steps that are left.
 
-The schedule's warm-up is sized for the whole run and can be longer than the steps that are added: these would end at
-the peak, with a higher loss than before them. A fifth is far more than the share of the warm-up in any preset (7% or
-less), and leaves most of the steps to the fall.
+The schedule's warm-up is sized for the whole run and can be longer than the steps that are added: the run would then
+end at the peak rate. A fifth is more than the share of the warm-up in any preset (at most 7%), and leaves most of the
+steps to the fall.
 """
 
 
@@ -108,7 +108,7 @@ def next_course(
 
 def _longest_rewarm(train: TrainConfig, step: int) -> int:
     """The longest warm-up of a new beginning at `step`, so that the rate falls in most of the steps to its end."""
-    return max(1, _steps_left(train, step) // LONGEST_REWARM)
+    return max(1, int(LONGEST_REWARM_SHARE * _steps_left(train, step)))
 
 
 def _steps_left(train: TrainConfig, step: int) -> int:
@@ -145,7 +145,7 @@ def _describe_rise(train: TrainConfig, course: RateCourse, fall: str) -> str:
     if course.warmup >= _steps_left(train, course.step) - 1:
         return f"{rise}, where it stays to the end of the run"
     is_shortened = course.warmup == _longest_rewarm(train, course.step) < train.schedule.warmup
-    if is_shortened and course.warmup * LONGEST_REWARM <= _steps_left(train, course.step):
+    if is_shortened and course.warmup <= LONGEST_REWARM_SHARE * _steps_left(train, course.step):
         rise += f" (at most a fifth of those left; the schedule's warm-up has {train.schedule.warmup:,})"
     return f"{rise}, then {fall}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from mnemo.data.streams import Cursor
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_lines
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.run_header import METRICS
 from mnemo.training.divergence import Watch
@@ -36,7 +36,7 @@ QUIET_SECONDS = 30.0
 
 def training_seconds(path: Path, tokens: int) -> float:
     """The time of all updates in `timing.jsonl`, without compilation, evaluation and saving; `tokens`: of an update."""
-    lines = _lines(path)
+    lines = load_lines(path)
     steps = [0, *(line["step"] for line in lines)]
     intervals = zip(lines, pairwise(steps), strict=True)
     return sum((step - before) * tokens / line["tokens_per_second"] for line, (before, step) in intervals)
@@ -44,14 +44,10 @@ def training_seconds(path: Path, tokens: int) -> float:
 
 def settled_speed(path: Path) -> float:
     """Tokens per second of a short run: the median of the intervals in `timing.jsonl` without the first two."""
-    speeds = [line["tokens_per_second"] for line in _lines(path)][UNSETTLED_LINES:]
+    speeds = [line["tokens_per_second"] for line in load_lines(path)][UNSETTLED_LINES:]
     if not speeds:
         raise MnemoError(f"{path} has fewer than {UNSETTLED_LINES + 1} lines: the run is too short to tell its speed")
     return statistics.median(speeds)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Clock:

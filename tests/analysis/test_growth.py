@@ -12,11 +12,12 @@ from helpers.marks import few
 from helpers.mechanisms import MECHANISMS
 from helpers.models import random_model, random_tokens, read
 
-from mnemo.analysis.growth import Sizes, growth_rows, most_grown, sizes
+from mnemo.analysis.growth import Sizes, most_grown, sizes
 from mnemo.files.json_file import without_nan
 from mnemo.memory import LSTM, Plan
 from mnemo.model import Model
 from mnemo.model.positions import NoPositions
+from mnemo.report.growth_table import growth_rows
 
 SEGMENT = 4
 TEXT = random_tokens(1, 14, 3)[0]

@@ -22,13 +22,13 @@ from mnemo import cli
 from mnemo import papers as experiments
 from mnemo.papers import Experiment, pool
 from mnemo.papers.jobs import training_cell
-from mnemo.papers.parent import PARENT
 from mnemo.papers.pool import LOG, Task, Worker, run_together
 from mnemo.papers.runner import Failure, run_cell, run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, save_cell
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import locked
 from mnemo.training import Status, Unwatched, stop_signals
+from mnemo.training.parent import PARENT
 
 
 @pytest.fixture(autouse=True)
@@ -316,7 +316,7 @@ def test_a_worker_saves_and_ends_once_its_parent_is_gone(
     assert pool._environment(jobs=2)[PARENT] == str(os.getpid())
     known(monkeypatch, experiment(training_cell("one", tiny(steps=3000), {})))
     monkeypatch.setenv(PARENT, str(os.getppid()))
-    monkeypatch.setattr("mnemo.papers.parent.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mnemo.training.parent.POLL_SECONDS", 0.01)
     monkeypatch.setattr("mnemo.training.stop_signals.ECHO_SECONDS", -1.0)
     watcher = WithoutParent(monkeypatch, step=5, told=told)
     monkeypatch.setattr("mnemo.cli.reproduction.watching", lambda: nullcontext(watcher))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,8 +69,7 @@ class Queue:
                 else:
                     self._run(entry)
         finally:
-            self._write()
-            self._write_state(ended=True)
+            self._write(ended=True)
         return all(entry.state == "done" for entry in self._entries)
 
     def _reason_to_skip(self, job: Job) -> str:
@@ -144,8 +144,11 @@ class Queue:
         state = {"title": self._title, "ended": ended, "seconds_left": round(left)}
         write_json(self._folder / STATE, {**state, "jobs": [entry.to_json() for entry in self._entries]})
 
-    def _write(self) -> None:
-        """Write state and archive; jobs go on if that fails, as on a full disk."""
+    def _write(self, *, ended: bool = False) -> None:
+        """Write state and archive; jobs go on if that fails, as on a full disk.
+
+        The state says that the queue has ended only after the archive is complete.
+        """
         self._collected = time.monotonic()
         begun = [entry.job for entry in self._entries if entry.state not in ("waiting", "skipped")]
         logs = [self._folder / LOG.format(job.name) for job in begun]
@@ -159,6 +162,10 @@ class Queue:
             if name not in self._told:
                 self._told.add(name)
                 self._tell(f"not collected: {name}")
+
+        if ended:
+            with suppress(OSError):
+                self._write_state(ended=True)
 
     def _tell(self, line: str) -> None:
         minutes, seconds = divmod(round(time.monotonic() - self._begin), 60)

@@ -7,7 +7,6 @@ from the last checkpoint.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import shutil
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
+from mnemo.files.json_file import load_lines
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import METRICS, load_header
@@ -196,8 +196,8 @@ class Measurement:
         recipe = for_training(self.recipe, steps, lines=LINES, evaluations=EVALUATIONS)
         self.monitor.notes.clear()
         self._train(recipe, self.run, validated=True)
-        seconds, lines = training_seconds(self.run / TIMING, self.symbols), _lines(self.run / TIMING)
-        losses = [line for line in _lines(self.run / METRICS) if line.get("split") == "valid"]
+        seconds, lines = training_seconds(self.run / TIMING, self.symbols), load_lines(self.run / TIMING)
+        losses = [line for line in load_lines(self.run / METRICS) if line.get("split") == "valid"]
         return {
             "seconds": seconds,
             "symbols": steps * self.symbols,
@@ -262,7 +262,3 @@ def _score_json(reading: Reading, score: Score) -> dict[str, Any]:
 def _unscored(data: Data) -> Data:
     """The same data without validation."""
     return replace(data, score=None)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
