@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,19 @@ def run(plan: Path, folder: Path, minutes: float = 1.0, *more: str) -> int:
     return command.main(["run", str(plan), "--minutes", str(minutes), "--folder", str(folder), *more])
 
 
-def start(folder: Path, command: str) -> tuple[subprocess.Popen[bytes], int]:
+@contextmanager
+def started(folder: Path, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A queue in a process of its own, and the process that its job, run in `folder`, names in the file `pid`."""
     plan = write_plan(folder, {"name": "job", "run": [f"cd {folder}", command]})
     words = ["-m", "tools.gpu_queue", "run", str(plan), "--minutes", "1", "--folder", str(folder / "q")]
     with default_hang_up():
         process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-    wait_for(folder / "pid")
-    return process, int((folder / "pid").read_text())
+    with process:
+        try:
+            wait_for(folder / "pid")
+            yield process, int((folder / "pid").read_text())
+        finally:
+            process.kill()
 
 
 def wait_for(path: Path) -> None:
@@ -123,7 +129,7 @@ def test_at_the_deadline_a_job_saves_its_work(tmp_path: Path) -> None:
     saves = "trap 'sleep 0.5; echo saved > work.txt; exit 1' TERM; while true; do sleep 0.05; done"
     job = {"name": "late", "run": [f"bash -c {json.dumps(saves)} & wait"], "keep": [str(tmp_path / "work.txt")]}
     script = job["run"][0].replace("work.txt", str(tmp_path / "work.txt"))
-    assert run(write_plan(tmp_path, job | {"run": [script]}), tmp_path / "q", minutes=0.03) == 1
+    assert run(write_plan(tmp_path, job | {"run": [script]}), tmp_path / "q", minutes=0.05) == 1
     assert states(tmp_path / "q") == {"late": "stopped"}
     with tarfile.open(tmp_path / "q" / collect.COLLECTED) as archive:
         names = archive.getnames()
@@ -179,20 +185,19 @@ def test_large_files_are_left_out_and_named_once(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_queue_stops_its_job(number: signal.Signals, tmp_path: Path) -> None:
-    process, job = start(tmp_path, "sleep 60 & echo $! > pid; wait")
-    process.send_signal(number)
-    assert process.wait(30) == 130
+    with started(tmp_path, "sleep 60 & echo $! > pid; wait") as (process, job):
+        process.send_signal(number)
+        assert process.wait(30) == 130
     assert states(tmp_path / "q") == {"job": "stopped"} and has_ended(job)
 
 
 def test_interrupted_again_a_queue_ends_its_job_by_force(tmp_path: Path) -> None:
-    process, job = start(
-        tmp_path, "bash -c 'trap \"touch asked\" TERM; while true; do sleep 0.05; done' & echo $! > pid; wait"
-    )
-    process.send_signal(signal.SIGTERM)
-    wait_for(tmp_path / "asked")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 130 and has_ended(job)
+    stubborn = "bash -c 'trap \"touch asked\" TERM; echo $$ > pid; while true; do sleep 0.05; done' & wait"
+    with started(tmp_path, stubborn) as (process, job):
+        process.send_signal(signal.SIGTERM)
+        wait_for(tmp_path / "asked")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130 and has_ended(job)
 
 
 def test_a_queue_goes_on_if_files_cannot_be_collected(
