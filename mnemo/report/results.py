@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mnemo.analysis.growth import Sizes
 from mnemo.recipes.recipe import Recipe
@@ -32,6 +32,12 @@ class Scored:
     """How it was scored, where that differs from the usual way."""
     remembers: bool = True
     """Whether the model had its memory."""
+
+
+class ByPosition(NamedTuple):
+    score: Scored
+    losses: list[float]
+    """Nats per token at each position of a segment."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,7 @@ class Results:
     scores: list[Scored] = field(default_factory=list)
     sweeps: list[list[Scored]] = field(default_factory=list)
     """Each with the shortest memory first."""
-    by_position: dict[int, list[float]] = field(default_factory=dict)
-    """Nats per token at each position of a segment, by memory length."""
+    by_position: list[ByPosition] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     answers: list[Answered] = field(default_factory=list)
     growth: dict[int, Sizes] = field(default_factory=dict)
@@ -107,7 +112,7 @@ def _add(results: Results, record: Record, recipe: Recipe | None) -> None:
             results.sweeps.insert(0, _by_memory(map(scored, _filled(record["tried"]))))
         case "positions":
             losses = [_finite("loss", loss) for loss in _filled(record["score"]["by_position"])]
-            results.by_position[scored(record["score"]).memory] = losses
+            results.by_position.append(ByPosition(scored(record["score"]), losses))
         case "answers":
             results.answers.append(_answered(record["score"], in_words(record, {}, recipe)))
         case "sample":

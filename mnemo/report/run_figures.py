@@ -13,6 +13,7 @@ from mnemo.report.figure import Figure, Numbers
 from mnemo.report.loss_units import LossUnit, loss_unit
 from mnemo.report.number_text import amount, number
 from mnemo.report.plots import Line, bar_figure, line_figure, make_figure
+from mnemo.report.results import ByPosition, Scored
 from mnemo.report.runs import Run
 from mnemo.report.svg import slugify
 
@@ -160,23 +161,15 @@ def memory_sweep(group: Group) -> Figure | None:
 
 
 def loss_by_position(group: Group) -> Figure | None:
-    """A line for every memory length that was scored."""
-    scored = [
-        (run, memory, losses)
-        for run in group.runs
-        for memory, losses in sorted(run.results.by_position.items(), reverse=True)
-    ]
+    """A line for every way in which a run was scored."""
+    scored = [(run, label, found) for run in group.runs for label, found in _labelled(run)]
     if not scored:
         return None
-    unit, one_each = group.unit, all(len(run.results.by_position) <= 1 for run in group.runs)
+    unit = group.unit
     colors = _line_colors([run for run, _, _ in scored])
     lines = [
-        Line(
-            run.name if one_each else f"{run.name}, memory {memory:,}",
-            [(position, unit.of(loss)) for position, loss in enumerate(losses, 1)],
-            color=color,
-        )
-        for color, (run, memory, losses) in zip(colors, scored, strict=True)
+        Line(label, [(position, unit.of(loss)) for position, loss in enumerate(losses, 1)], color=color)
+        for color, (_, label, (_, losses)) in zip(colors, scored, strict=True)
     ]
     figure = line_figure(
         f"positions-{group.slug}",
@@ -187,11 +180,26 @@ def loss_by_position(group: Group) -> Figure | None:
         y_label=unit.long,
     )
     rows = [
-        (run.name, memory, position, loss, unit.of(loss))
-        for run, memory, losses in scored
+        (run.name, score.split, score.memory, score.segment, score.kind, position, loss, unit.of(loss))
+        for run, _, (score, losses) in scored
         for position, loss in enumerate(losses, 1)
     ]
-    return replace(figure, numbers=Numbers(("run", "memory", "position", "nats", unit.short), tuple(rows)))
+    headers = ("run", "split", "memory", "segment", "scored with", "position", "nats", unit.short)
+    return replace(figure, numbers=Numbers(headers, tuple(rows)))
+
+
+def _labelled(run: Run) -> list[tuple[str, ByPosition]]:
+    """The run's losses by position, those of the longest memory first; their names say in what they differ."""
+    found = sorted(run.results.by_position, key=lambda found: found.score.memory, reverse=True)
+    parts = [_conditions(score) for score, _ in found]
+    differing = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    labels = [", ".join([run.name, *filter(None, itertools.compress(words, differing))]) for words in parts]
+    return list(zip(labels, found, strict=True))
+
+
+def _conditions(score: Scored) -> tuple[str, ...]:
+    memory = f"memory {score.memory:,}" if score.remembers else ""
+    return f"{score.split} split", memory, f"segment {score.segment:,}", score.kind
 
 
 def _line_colors(runs: Sequence[Run]) -> list[int]:

@@ -115,6 +115,28 @@ def test_every_picture_has_words_and_files(runs: list[Path], tmp_path: Path) -> 
     assert {link[1:] for link in page.values("href") if link.startswith("#")} <= set(ids)
 
 
+def test_losses_by_position_of_one_memory_length_are_lines_of_their_own(runs: list[Path], tmp_path: Path) -> None:
+    losses = [2.0] * 64
+    others = {
+        "segment": {"score": score(64, 1.6, by_position=losses[:32]) | {"segment": 32}},
+        "test": {"score": score(64, 1.7, by_position=losses) | {"split": "test"}},
+        "off": {"score": score(0, 1.8, by_position=losses), "no_memory": True},
+    }
+    for name, content in others.items():
+        write_result(runs[2], f"positions-{name}", kind="positions", **content)
+    write_report(runs[2:], tmp_path / "page.html")
+    figure = (tmp_path / "page-files" / "positions-0-python.svg").read_text(encoding="utf-8")
+    for label in (
+        "bytes, valid split, memory 64, segment 64",
+        "bytes, valid split, memory 64, segment 32",
+        "bytes, test split, memory 64, segment 64",
+        "bytes, valid split, segment 64, no memory",
+    ):
+        assert label in figure
+    with (tmp_path / "page-files" / "positions-0-python.csv").open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 3 * 64 + 32
+
+
 def test_figures_stand_alone(runs: list[Path], tmp_path: Path) -> None:
     write_report(runs, tmp_path / "page.html")
     pictures = list((tmp_path / "page-files").glob("*.svg"))
