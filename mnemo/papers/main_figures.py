@@ -12,6 +12,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from mnemo.errors import plural
 from mnemo.papers.evidence import Evidence
 from mnemo.papers.experiment import Budget, Figure, Results
 from mnemo.papers.gpu import lamemo as gpu_lamemo
@@ -150,6 +151,8 @@ class PlanSource(NamedTuple):
     claims: Sequence[Claim]
     published: Mapping[Layout, str]
     heading: str
+    corpus: str
+    """Ours."""
 
 
 PLAN_SOURCES = (
@@ -160,6 +163,7 @@ PLAN_SOURCES = (
         gpu_long_range.claims("gpu"),
         arrangement.PUBLISHED,
         "enwik8, bits per character",
+        "enwik8",
     ),
     PlanSource(
         "long-wikitext103",
@@ -168,20 +172,25 @@ PLAN_SOURCES = (
         words.CLAIMS,
         words.PUBLISHED,
         "WikiText-103 (paper), WikiText-2 (ours): perplexity",
+        "WikiText-2",
     ),
 )
 
 
 def few_long_memories(evidence: Evidence) -> Figure | None:
     """Perplexity or bits of a few long memories, relative to long memories in all layers."""
-    found = [(source, evidence.results(source.experiment, source.budget)) for source in PLAN_SOURCES]
-    rows = [row for source, results in found if results is not None for row in _plan_rows(source, results)]
+    rows, ours = list[MarkRow](), list[str]()
+    for source in PLAN_SOURCES:
+        results = evidence.results(source.experiment, source.budget)
+        if results is not None and (found := _plan_rows(source, results)):
+            rows += found
+            seeds = source.grid(source.budget).by_seed(results, ALL.key)
+            ours.append(f"{source.corpus}: {plural(len(seeds), 'seed')}")
     if not rows:
         return None
     caption = (
         "How much worse a model becomes if only some layers have a long memory and the others a short one. A sixth is "
-        f"4 of 24 layers (enwik8) or 3 of 18 (WikiText-103) in the paper, 2 of 12 here "
-        f"(three seeds on enwik8, two on WikiText-2). {INTERVALS}"
+        f"4 of 24 layers (enwik8) or 3 of 18 (WikiText-103) in the paper, 2 of 12 here ({', '.join(ours)}). {INTERVALS}"
     )
     return row_figure(
         "few-long-memories",
@@ -397,10 +406,12 @@ def look_ahead(evidence: Evidence) -> Figure | None:
         share = 100 * (1 - nats[LAMEMO] / nats[TRANSFORMER_XL])
         heading = "" if quoted else "published"
         quoted.append(MarkRow(label=label, marks={True: Mark(share, 0)}, shown=f"{share:+.1f}%", heading=heading))
-    caption = (
-        "LaMemo's test loss compared with that of Transformer-XL, trained alike. The novels' models have no dropout; "
-        f"trained so, the authors' LaMemo is worse than their Transformer-XL, too. {INTERVALS}"
+    without_dropout = (
+        "The novels' models have no dropout; trained so, the authors' LaMemo is worse than their Transformer-XL, too. "
+        if any(row.label.startswith("novels") for row in ours)
+        else ""
     )
+    caption = f"LaMemo's test loss compared with that of Transformer-XL, trained alike. {without_dropout}{INTERVALS}"
     return row_figure(
         "look-ahead",
         "A memory that looks ahead",
