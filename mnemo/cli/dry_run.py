@@ -11,7 +11,7 @@ import torch
 from mnemo.cli.console import print_json
 from mnemo.config import to_json
 from mnemo.cost.model_cost import describe
-from mnemo.cost.training_cost import checkpoint_bytes, training_bytes
+from mnemo.cost.training_cost import checkpoint_bytes, cpu_seconds, cpu_time_in_words, trained_tokens, training_bytes
 from mnemo.data import corpus as corpora
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import plural
@@ -25,9 +25,7 @@ from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.storage.weights import pick_device
 from mnemo.training.create_and_train import check
 
-CPU_FLOPS = 1e11
-"""FLOP/s that a few cores reach in training."""
-MOST_CPU_DAYS = 1
+MOST_CPU_SECONDS = 86400
 """Longer training is meant for a GPU."""
 
 
@@ -70,8 +68,7 @@ def _prepared(recipe: Recipe) -> TextSize | None:
 def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
     train = recipe.train
     parameters = num_parameters(recipe.model)
-    segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
-    tokens = train.steps * train.batch * train.segment * segments
+    tokens = trained_tokens(train)
     needed, flops = training_bytes(recipe), tokens * describe("", recipe).training_step
     return {
         "parameters": parameters,
@@ -112,12 +109,8 @@ def _slow_products(recipe: Recipe) -> Iterator[str]:
 
 
 def _too_long(flops: float) -> Iterator[str]:
-    days = flops / CPU_FLOPS / 86400
-    if days > MOST_CPU_DAYS:
-        yield (
-            "the device is a CPU, and this recipe is meant for a GPU: a few cores, which compute "
-            f"{CPU_FLOPS / 1e9:g} GFLOP/s, take about {plural(round(days), 'day')}"
-        )
+    if cpu_seconds(flops) > MOST_CPU_SECONDS:
+        yield f"the device is a CPU, and this recipe is meant for a GPU: {cpu_time_in_words(flops)}"
 
 
 def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:

@@ -14,11 +14,12 @@ from mnemo.cli import console
 from mnemo.cli.reproduce import MAIN_CLAIMS, Args
 from mnemo.cli.run_arguments import made_folder
 from mnemo.cli.watching import watching
+from mnemo.cost.training_cost import cpu_time_in_words
 from mnemo.errors import CheckFailed, MnemoError, plural, unknown
-from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
+from mnemo.papers import Budget, Cell, Experiment, every_experiment, find_experiment
 from mnemo.papers.gpu_sharing import advice
 from mnemo.papers.jobs import Stopped
-from mnemo.papers.needs import ON_A_GPU, differences, require_needs
+from mnemo.papers.needs import ON_A_GPU, differences, require_needs, training_flops
 from mnemo.papers.overview import MEASUREMENTS, overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import CHECKED, run_together
@@ -106,7 +107,9 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
         _print(f"not the published corpus: {difference}")
     budget = asked[0].budget
     if to_run and device.type != "cuda" and budget in ON_A_GPU:
-        _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+        flops = training_flops(cell for each in to_run for cell in _unmade(each, args.out))
+        time = f": to train, {cpu_time_in_words(flops)}" if flops else "; on this device it may take very long"
+        _print(f"budget {budget} is meant for a GPU{time} (Ctrl-C is safe)")
     if to_run and _jobs(asked, args) > 1 and (line := advice(device)):
         _print(line)
 
@@ -176,11 +179,17 @@ def _with_results(asked: Asked, out: Path) -> str:
 
 def _counted(asked: Asked, out: Path) -> Counted:
     experiment, budget = asked
-    cells = experiment.cells(budget)
+    cells, unmade = experiment.cells(budget), _unmade(asked, out)
     grid = grid_folder(out, experiment.name, budget)
-    unmade = missing(cells, load_grid(grid, experiment, budget).results)
     begun = sum(cell_folder(grid, cell.name).is_dir() for cell in unmade)
     return Counted(len(cells), len(cells) - len(unmade), begun)
+
+
+def _unmade(asked: Asked, out: Path) -> list[Cell]:
+    """The cells without a result."""
+    experiment, budget = asked
+    stored = load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+    return missing(experiment.cells(budget), stored.results)
 
 
 def _overview(path: Path, out: Path) -> int:

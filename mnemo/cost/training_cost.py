@@ -27,6 +27,7 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.shapes import num_parameters, shape_model
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.training.optimizers import layer_matrices
+from mnemo.units import duration_text
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 """Bytes of a weight in training."""
@@ -35,6 +36,8 @@ LOGIT_COPIES = 3
 """Logits, their softmax and their gradient."""
 USABLE = 0.92
 """Usable share of a GPU's memory; its context, libraries and gaps between allocations take the rest."""
+CPU_FLOPS = 1e11
+"""FLOP/s that a few cores reach in training."""
 Layout = Literal["ddp", "fsdp2"]
 
 
@@ -177,7 +180,7 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
         segment=train.segment,
         state_row=state_row,
         flops_per_token=info.training_step,
-        tokens=float(train.steps * train.batch * train.segment) if tokens is None else tokens,
+        tokens=float(trained_tokens(train)) if tokens is None else tokens,
         efficiency=machine.efficiency,
         compute_seconds=compute,
         layouts=layouts if machine.gpus > 1 else layouts[:1],
@@ -207,6 +210,21 @@ def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float,
         logits=_logits(recipe, rows),
         gathered=2 * per_layer * size if layout == "fsdp2" and gpus > 1 else 0,
     )
+
+
+def trained_tokens(train: TrainConfig) -> int:
+    """Tokens that all steps read: of one segment each, or of a whole window where windows do not overlap."""
+    segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
+    return train.steps * train.batch * train.segment * segments
+
+
+def cpu_seconds(flops: float) -> float:
+    """In which a few cores compute it."""
+    return flops / CPU_FLOPS
+
+
+def cpu_time_in_words(flops: float) -> str:
+    return f"a few cores, which compute {CPU_FLOPS / 1e9:g} GFLOP/s, take about {duration_text(cpu_seconds(flops))}"
 
 
 def training_bytes(recipe: Recipe) -> float:

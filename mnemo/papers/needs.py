@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from mnemo.config import canonical, from_json
-from mnemo.cost.training_cost import training_bytes
+from mnemo.cost.model_cost import describe
+from mnemo.cost.training_cost import trained_tokens, training_bytes
 from mnemo.data import corpus as corpora
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
@@ -37,6 +38,13 @@ def differences(experiment: Experiment, budget: Budget) -> list[str]:
     names = {recipe.data.corpus for recipe in recipes if recipe.data.task is None}
     found = [corpora.Corpus.open(name) for name in sorted(names) if corpora.find(name) is not None]
     return [difference for corpus in found for difference in corpus.mismatches]
+
+
+def training_flops(cells: Iterable[Cell]) -> float:
+    """FLOPs of all training in these cells."""
+    return sum(
+        trained_tokens(each.train) * describe("", each).training_step for cell in cells for each in recipes_of(cell)
+    )
 
 
 def _training_bytes(recipes: Iterable[Recipe]) -> float:

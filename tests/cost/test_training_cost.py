@@ -79,6 +79,13 @@ def test_one_gpu_by_hand() -> None:
     assert one.chosen is layout
 
 
+def test_windows_that_do_not_overlap_are_read_whole_at_every_step() -> None:
+    tumbling = replace(RECIPE, train=replace(RECIPE.train, bptt=3, bptt_window="tumbling"))
+    sliding = replace(RECIPE, train=replace(RECIPE.train, bptt=3, bptt_window="sliding"))
+    assert found(recipe=tumbling).tokens == 4 * 100 * 8 * 4
+    assert found(recipe=sliding).tokens == 100 * 8 * 4
+
+
 def test_layouts_divide_and_send_by_hand() -> None:
     two, count = found(2), describe("toy", RECIPE).parameters.total
     ddp, fsdp = two.layouts

@@ -281,6 +281,11 @@ def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_training_of_all_cells_is_counted() -> None:
+    three, five, two = (training_cell(f"of-{steps}", tiny(steps=steps), {}) for steps in (3, 5, 2))
+    assert needs.training_flops([three, five, cell(1)]) == 4 * needs.training_flops([two]) > 0
+
+
 def test_the_verb_judges_and_writes_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,7 +330,7 @@ def test_complete_results_need_no_gpu_and_no_corpus(
     known(monkeypatch, experiment(cell(1), cell(3)))
     arguments = toy_command(tmp_path)
     assert cli.main(arguments) == 0
-    assert "budget small is meant for a GPU" in capsys.readouterr().err
+    assert "budget small is meant for a GPU; on this device it may take very long" in capsys.readouterr().err
     monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("nothing is to be run"))
     assert cli.main(arguments) == 0
     printed = capsys.readouterr()
@@ -431,6 +436,7 @@ def test_a_corpus_that_is_not_the_published_one_is_named(
     assert cli.main(toy_command(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "not the published corpus: text8: " in said and "has 4,000 bytes, the published one 100,000,000" in said
+    assert "meant for a GPU: to train, a few cores, which compute 100 GFLOP/s, take about 0.00 s (Ctrl-C" in said
     assert re.search(r"step 2/2  \d\.\d+ bpc", said)  # as the results
 
 
