@@ -28,6 +28,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
 from mnemo.papers import find_experiment
 from mnemo.recipes.presets import preset
+from mnemo.training.stop_signals import ECHO_SECONDS
 from tools import steps_in_time
 from tools.gpu_queue import __main__ as command
 from tools.gpu_queue import collect, queue
@@ -187,7 +188,7 @@ def test_large_files_are_left_out_and_named_once(
 def test_an_interrupted_queue_stops_its_job(number: signal.Signals, tmp_path: Path) -> None:
     with started(tmp_path, "sleep 60 & echo $! > pid; wait") as (process, job):
         process.send_signal(number)
-        assert process.wait(30) == 130
+        assert process.wait(30) == 128 + number
     assert states(tmp_path / "q") == {"job": "stopped"} and has_ended(job)
 
 
@@ -196,8 +197,28 @@ def test_interrupted_again_a_queue_ends_its_job_by_force(tmp_path: Path) -> None
     with started(tmp_path, stubborn) as (process, job):
         process.send_signal(signal.SIGTERM)
         wait_for(tmp_path / "asked")
+        time.sleep(ECHO_SECONDS)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 130 and has_ended(job)
+        assert process.wait(30) == 128 + signal.SIGTERM and has_ended(job)
+
+
+def test_a_signal_while_a_job_is_started_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        process = begin(*arguments, **options)
+        wait_for(tmp_path / "pid")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(queue.subprocess, "Popen", interrupted)
+    jobs = [
+        {"name": "one", "run": [f"cd {tmp_path}", "sleep 60 & echo $! > pid; wait"]},
+        {"name": "two", "run": ["true"]},
+    ]
+    assert run(write_plan(tmp_path, *jobs), tmp_path / "q") == 128 + signal.SIGTERM
+    assert states(tmp_path / "q") == {"one": "stopped", "two": "waiting"}
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_a_queue_goes_on_if_files_cannot_be_collected(

@@ -5,7 +5,8 @@
 
 `run` starts the jobs of a plan (format: tools/gpu_queue/plan.py) in order. A job that could not end in time is not
 started, and one that still runs when the time is over is asked to stop, as a scheduler does; it then has 75 seconds to
-save. State, logs and the small files that jobs keep are in one archive, written anew every ten seconds.
+save. If the queue is interrupted, it stops its job in the same way; interrupted again, it stops it at once. State, logs
+and the small files that jobs keep are in one archive, written anew every ten seconds.
 
 `watch` says what happens, and copies the archive, until the queue or its own time ends. Where a connection lasts for
 minutes only, start `run` with `setsid nohup ... &`, and watch again and again.
@@ -24,6 +25,7 @@ from typing import Any
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json
+from mnemo.training.stop_signals import stop_on_signals
 from tools.gpu_queue.collect import COLLECTED, STATE
 from tools.gpu_queue.plan import Plan, read_plan
 from tools.gpu_queue.queue import COLLECT_SECONDS, LOG, Queue
@@ -67,10 +69,11 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         _show(plan, args.minutes)
         return 0
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as a hang-up under nohup
-            signal.signal(number, signal.default_int_handler)
-    return 0 if Queue(plan, args.folder, seconds=60 * args.minutes, say=_say).run() else 1
+    with stop_on_signals(alone=False) as stop:
+        succeeded = Queue(plan, args.folder, seconds=60 * args.minutes, stop=stop, say=_say).run()
+    if succeeded:
+        return 0
+    return 1 if stop.signal is None else 128 + stop.signal
 
 
 def _show(plan: Plan, minutes: float) -> None:

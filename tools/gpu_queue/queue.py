@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
+from mnemo.training.stop_signals import Stop
 from tools.gpu_queue.collect import COLLECTED, STATE, collect
 from tools.gpu_queue.plan import Job, Plan
 
@@ -43,9 +44,9 @@ class Entry:
 
 
 class Queue:
-    def __init__(self, plan: Plan, folder: Path, *, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, seconds: float, stop: Stop, say: Callable[[str], None]) -> None:
         """`folder`: of state, logs and archive; `seconds`: until the running job is asked to stop."""
-        self._title, self._folder, self._say = plan.title, folder, say
+        self._title, self._folder, self._stop, self._say = plan.title, folder, stop, say
         self._entries = [Entry(job) for job in plan.jobs]
         self._begin = time.monotonic()
         self._deadline = self._begin + seconds
@@ -64,6 +65,8 @@ class Queue:
         self._write()
         try:
             for entry in self._entries:
+                if self._stop.signal is not None:
+                    break
                 if reason := self._reason_to_skip(entry.job):
                     self._end(entry, "skipped", reason)
                 else:
@@ -85,19 +88,18 @@ class Queue:
         process = self._start(entry.job)
         try:
             self._write()
-            while process.poll() is None and time.monotonic() < self._deadline:
+            while process.poll() is None and time.monotonic() < self._deadline and self._stop.signal is None:
                 self._wait()
                 entry.seconds = time.monotonic() - begin
             code = process.poll()
-        except BaseException:
-            entry.state, entry.why = "stopped", "the queue was interrupted"
-            raise
         finally:
-            self._stop(process)
-        if code is None:
-            self._end(entry, "stopped", "the time was over")
-        else:
+            self._end_group(process)
+        if code is not None:
             self._end(entry, "failed" if code else "done", f"exit code {code}" if code else "")
+        elif self._stop.signal is not None:
+            self._end(entry, "stopped", "the queue was interrupted")
+        else:
+            self._end(entry, "stopped", "the time was over")
 
     def _start(self, job: Job) -> subprocess.Popen[bytes]:
         script = "set -e -o pipefail\n" + "\n".join(job.run)
@@ -122,8 +124,8 @@ class Queue:
         if time.monotonic() - self._collected > COLLECT_SECONDS:
             self._write()
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask all processes of a job's group to stop, as a scheduler does; after a while, or if interrupted, use force.
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask all processes of a job's group to stop, as a scheduler does; after a while, or if told again, use force.
 
         The shell ends at once, its commands when they have saved their work. Workers of `mnemo reproduce` have groups
         of their own, and save and end with it.
@@ -132,7 +134,7 @@ class Queue:
         try:
             _signal(process, signal.SIGTERM)
             until = time.monotonic() + patience
-            while _signal(process, 0) and time.monotonic() < until:
+            while _signal(process, 0) and time.monotonic() < until and not self._stop.insisted:
                 process.poll()
                 self._wait()
         finally:
