@@ -19,8 +19,6 @@ from mnemo.bench.cases import CASES
 from mnemo.cli import console
 from mnemo.cli.run_arguments import require_existing
 from mnemo.cost.gpu_specs import (
-    ASSUMED,
-    EFFICIENCY,
     GB,
     GPU_HOURS_PER_FAILURE,
     GPUS_PER_NODE,
@@ -76,7 +74,7 @@ class Args:
     tokens: float | None = None
     """Tokens to train on, for example 1e12; if unset, as in the recipe."""
     efficiency: float | None = None
-    """Share of the GPU's peak that a step reaches; if unset, as measured."""
+    """Share of the GPU's peak that a step reaches; if unset, as measured on a similar model."""
     bench: Path | None = None
     """Compute the efficiency from this output of `mnemo bench --json`."""
     save_seconds: float = SAVE_SECONDS
@@ -99,7 +97,7 @@ def run(args: Args) -> int:
         gpus=args.gpus,
         per_node=args.gpus_per_node,
         network=args.network * GB,
-        efficiency=_efficiency(args, gpu, recipe.train.precision),
+        efficiency=_efficiency(args, gpu, recipe),
     )
     found = estimate(args.name, recipe, machine, tokens=args.tokens)
     if args.json:
@@ -146,12 +144,15 @@ def _gpu(args: Args) -> Gpu:
     return custom_gpu(**own) if args.gpu == "custom" else changed(find_gpu(args.gpu), **own)
 
 
-def _efficiency(args: Args, gpu: Gpu, precision: str) -> Efficiency:
+def _efficiency(args: Args, gpu: Gpu, recipe: Recipe) -> Efficiency:
+    precision = recipe.train.precision
     if args.efficiency is not None:
         return Efficiency(args.efficiency, "as given")
     if args.bench is not None:
         return bench_efficiency(args.bench, gpu, precision)
-    return EFFICIENCY.get((gpu.name, precision), ASSUMED)
+    from mnemo.cost.measured_shares import expected_efficiency
+
+    return expected_efficiency(gpu, precision, recipe.model)
 
 
 def bench_efficiency(path: Path, gpu: Gpu, precision: str) -> Efficiency:

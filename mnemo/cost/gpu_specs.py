@@ -1,7 +1,4 @@
-"""Specifications of GPUs, and the measured share of them that Mnemo reaches.
-
-Measurements belong in EFFICIENCY; the other tables come from data sheets.
-"""
+"""Specifications of GPUs, from data sheets."""
 
 from __future__ import annotations
 
@@ -111,12 +108,6 @@ class Efficiency(NamedTuple):
 
 
 ASSUMED = Efficiency(0.30, "assumed, not measured: `mnemo bench --json` measures it, and --bench reads that")
-EFFICIENCY: dict[tuple[str, str], Efficiency] = {
-    ("h200", "bf16"): Efficiency(
-        0.297, "measured: Transformer-XL base, 12 layers of 512, batch 22, 835,593 tokens/s, docs/speed.md, 2026-11-18"
-    ),
-}
-"""Measured shares by GPU and precision, with their source."""
 
 
 def find_gpu(name: str) -> Gpu:

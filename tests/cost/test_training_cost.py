@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from helpers.doc_pages import ROOT
 
 from mnemo import cli
 from mnemo.bench.cases import CASES
+from mnemo.bench.gpu_table.work import Training, work_of
 from mnemo.cli.estimate import bench_efficiency
 from mnemo.cost.flops import flops_per_token
-from mnemo.cost.gpu_specs import EFFICIENCY, GPUS, Efficiency, Gpu, changed, find_gpu
+from mnemo.cost.gpu_specs import ASSUMED, GPUS, Efficiency, Gpu, changed, find_gpu
+from mnemo.cost.measured_shares import H200, Measured, expected_efficiency
 from mnemo.cost.model_cost import describe
 from mnemo.cost.training_cost import (
     Estimate,
@@ -225,30 +228,41 @@ def test_gpus_are_found_or_made() -> None:
     assert find_gpu("a100").peak("bf16") == 312e12 and find_gpu("a100").peak("fp32") == 19.5e12
     mine = changed(GPUS["h200"], memory=100, tflops=None, watts=500, link=None)
     assert (mine.memory, mine.watts, mine.half) == (100e9, 500, 989e12)
-    assert all(0 < share <= 1 and source for share, source in EFFICIENCY.values())
     assert all(gpu.source and gpu.half >= gpu.single >= gpu.double for gpu in GPUS.values())
 
 
-def measured_share(row: str, case_name: str) -> tuple[float, float]:
-    """Tokens/s of a row of the GPU table, and the share of the peak that they are."""
+@cache
+def measured_share(row: str) -> tuple[float, float, ModelConfig]:
+    """Tokens/s of a row of the GPU table, the share of the peak that they are, and its model."""
     table = json.loads((ROOT / "docs" / "measurements" / "h200-table.json").read_text(encoding="utf-8"))
     rate = next(found["goals"]["rate"]["value"] for found in table["rows"] if found["row"] == row)
-    case = CASES[case_name]
-    lengths = case.config().memory.lengths(case.num_layers)
-    flops = 3 * flops_per_token(shape_model(case.config()), lengths, segment=case.segment, batch=case.batch).total
-    return rate, rate * flops / GPUS["h200"].half
+    work = work_of(row, torch.device("cpu"), miniature=False)
+    assert isinstance(work, Training)
+    lengths = work.model.memory.lengths(work.model.num_layers)
+    segment, batch = work.config.segment, work.config.batch
+    flops = 3 * flops_per_token(shape_model(work.model), lengths, segment=segment, batch=batch).total
+    return rate, rate * flops / GPUS["h200"].half, work.model
 
 
-def test_the_share_of_an_h200_is_that_of_the_present_measurement() -> None:
-    rate, share = measured_share("base", "xl-base")
-    known = EFFICIENCY["h200", "bf16"]
-    assert known.share == round(share, 3) and f" {rate:,.0f} tokens/s, docs/speed.md" in known.source
-    assert f"**{rate:,.0f}**" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("known", H200, ids=lambda known: known.row)
+def test_the_shares_of_an_h200_are_those_of_the_present_measurement(known: Measured) -> None:
+    rate, share, model = measured_share(known.row)
+    assert known.share == round(share, 3) and f" {rate:,.0f} tokens/s" in known.what
+    found = expected_efficiency(GPUS["h200"], "bf16", model)
+    assert found.share == known.share and known.what in found.source
+    assert f"{rate:,.0f}" in (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+
+
+def test_what_is_not_measured_is_assumed() -> None:
+    assert (
+        expected_efficiency(GPUS["h200"], "fp32", MODEL) == ASSUMED == expected_efficiency(GPUS["a100"], "bf16", MODEL)
+    )
+    assert expected_efficiency(GPUS["h200"], "bf16", MODEL).share == H200[-1].share
 
 
 def test_the_shares_of_the_page_are_those_of_the_measurements() -> None:
     page = " ".join((ROOT / "docs" / "SCALE.md").read_text(encoding="utf-8").split())
-    small, large = measured_share("base", "xl-base")[1], measured_share("24x1024", "xl-24")[1]
+    small, large = measured_share("base")[1], measured_share("24x1024")[1]
     assert f"are {small:.0%} of the peak for a small model (12 layers of 512) and {large:.0%} for 24 layers" in page
 
 
