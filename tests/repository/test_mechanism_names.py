@@ -21,6 +21,7 @@ MAY_NAME = {
     "mnemo/papers": "experiments with a mechanism",
     "mnemo/bench": "speed of a mechanism beside its published code",
     "mnemo/interop": "checkpoints and reference values of a mechanism",
+    "mnemo/cost/measured_shares.py": "measured speed of a mechanism",
     "mnemo/analysis/lamemo_alpha.py": "the look-ahead memory's coefficient",
     "mnemo/hf/memory_tokens": "memory tokens in other models",
     "mnemo/hf/tuning": "the memory that a model gets",
