@@ -38,6 +38,10 @@ MARKERS = {"o": 7.5, "s": 7.0, "^": 8.5, "D": 6.5}
 DASHES = ((0, ()), (0, (3.5, 2)), (0, (1, 2)))
 """Dashes change when the markers repeat, so that lines differ by more than their colour."""
 MAX_PANEL_COLUMNS = 3
+NARROW_SEGMENT = 0.5
+"""A segment with a smaller share of a plan's width has no room for a label between those of the memory tokens."""
+BLOCK_SHARE = 0.06
+"""Width of memory besides slots in the picture of a plan, as a share of all that is to scale."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class LayerMemory:
     """Name of its mechanism."""
     length: int
     long: bool
+    besides: str = ""
+    """Memory besides its slots, in words"""
 
 
 def new_canvas(height: float) -> Canvas:
@@ -351,7 +357,8 @@ def draw_plans(
 ) -> Drawing:
     """A panel for each plan: every layer's memory to the left of the segment, the top layer at the top, to scale.
 
-    `tokens`: numbers of memory tokens before and after the segment, in every layer.
+    Memory besides slots is a dotted block of fixed width. `tokens`: numbers of memory tokens before and after the
+    segment, in every layer.
     """
     alone, num_columns = len(plans) == 1, min(len(plans), MAX_PANEL_COLUMNS)
     most_layers = max(map(len, plans.values()))
@@ -359,13 +366,15 @@ def draw_plans(
     left, gap, heading, foot = 58.0 if alone else 26.0, 16.0, 4.0 if alone else 26.0, 42.0
     panel, width = heading + most_layers * row + foot, (WIDTH - left - 4 - gap * (num_columns - 1)) / num_columns
     canvas = new_canvas(-(-len(plans) // num_columns) * panel)
-    longest = max(layer.length for layers in plans.values() for layer in layers)
+    drawn = [layer for layers in plans.values() for layer in layers]
+    longest = max(layer.length for layer in drawn)
+    block = BLOCK_SHARE * (longest + segment + sum(tokens)) if any(layer.besides for layer in drawn) else 0.0
     for index, (label, layers) in enumerate(plans.items()):
         x, top = left + index % num_columns * (width + gap), index // num_columns * panel + heading
         axes = new_axes(canvas, x, top, x + width, top + len(layers) * row)
-        axes.set_xlim(-longest - tokens[0], segment + tokens[1])
+        axes.set_xlim(-longest - tokens[0] - block, segment + tokens[1])
         axes.set_ylim(0.5, len(layers) + 0.5)
-        _draw_layers(axes, layers, segment, color, tokens)
+        _draw_layers(axes, layers, segment, color, tokens, block)
         _label_plan(axes, "" if alone else fit(label, width), longest, segment, tokens)
         if index % num_columns == 0:
             stride = math.ceil(16 / row)
@@ -374,13 +383,17 @@ def draw_plans(
     return Drawing(canvas)
 
 
-def _draw_layers(axes: Axes, layers: Sequence[LayerMemory], segment: int, color: int, tokens: tuple[int, int]) -> None:
+def _draw_layers(
+    axes: Axes, layers: Sequence[LayerMemory], segment: int, color: int, tokens: tuple[int, int], block: float
+) -> None:
     read, write = tokens
     common: dict[str, Any] = {"height": 0.85, "edgecolor": LIGHT["card"], "linewidth": 1, "clip_on": False}
     for position, layer in enumerate(layers, 1):
         if layer.length:
             opacity = 1.0 if layer.long else 0.45
             axes.barh(position, -layer.length, left=-read, color=series_color(color), alpha=opacity, **common)
+        if layer.besides:
+            axes.barh(position, -block, left=-read - layer.length, color=series_color(color), hatch="...", **common)
         axes.barh(position, segment, color=LIGHT["muted"], alpha=0.35, **common)
         for width, left in ((-read, 0), (write, segment)):
             if width:
@@ -391,13 +404,17 @@ def _label_plan(axes: Axes, label: str, longest: int, segment: int, tokens: tupl
     """The plan's label above; below, the lengths at the outer edges, where narrow panels leave room too."""
     read, written = tokens
     low, high = axes.get_xlim()
-    ends = [("left", low, "memory", longest), ("right", high, "segment", segment)]
+    start = -longest - read
+    ends = [("left", start, "memory", f"{longest:,}"), ("right", high, "segment", f"{segment:,}")]
     if read:
-        before = ("left", low, "memory, tokens" if longest else "tokens read", longest or read)
-        after = ("right", high, "tokens written", written)
-        ends = [before, ("center", segment / 2, "segment", segment), after][: 3 if written else 2]
+        kept = ("memory, tokens read", f"{longest:,}, {read:,}") if longest else ("tokens read", f"{read:,}")
+        before = ("left", start, *kept)
+        inside, after = ("center", segment / 2, *ends[1][2:]), ("right", high, "tokens written", f"{written:,}")
+        ends = [before, inside, after] if written else [before, inside]
+        if written and segment < NARROW_SEGMENT * (high - low):
+            ends = [before, ("right", high, "segment, tokens written", f"{segment:,}, {written:,}")]
     for side, x, name, length in ends if longest or read else ends[1:]:
-        for distance, words in ((4, f"{length:,}"), (19, name)):
+        for distance, words in ((4, length), (19, name)):
             write(axes, x, 0.5, words, ha=side, va="top", xytext=(0, -distance), textcoords="offset points")
     top = axes.get_ylim()[1]
     write(axes, low, top, label, "ink", xytext=(0, 5), textcoords="offset points")

@@ -213,7 +213,10 @@ def layer_memories(model: ModelConfig) -> list[LayerMemory]:
     plan, num_layers = model.memory, model.num_layers
     long = set(plan.long_layers(num_layers))
     pairs = zip(plan.memories(num_layers), plan.lengths(num_layers), strict=True)
-    return [LayerMemory(type(memory).__name__, length, at in long) for at, (memory, length) in enumerate(pairs)]
+    return [
+        LayerMemory(type(memory).__name__, length, at in long, memory.traits.besides)
+        for at, (memory, length) in enumerate(pairs)
+    ]
 
 
 def memory_plans(runs: Sequence[Run]) -> list[Figure | None]:
@@ -227,7 +230,7 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
     model, segment = run.recipe.model, run.recipe.train.segment
     layers = layer_memories(model)
     read, write = (0, 0) if model.tokens is None else (model.tokens.num_read, model.tokens.num_written)
-    listed = ", ".join(f"{layer.kind} {layer.length}" for layer in layers)
+    listed = ", ".join(map(_kept, layers))
     around = f" {read} memory tokens before the segment, {write} after it." if read or write else ""
     description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}.{around}"
     rows = [(at, layer.kind, layer.length, "long" if layer.long else "short") for at, layer in enumerate(layers, 1)]
@@ -242,12 +245,19 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
     )
 
 
+def _kept(layer: LayerMemory) -> str:
+    slots = f"{layer.kind} {layer.length}" if layer.length or not layer.besides else ""
+    return " and ".join(filter(None, (slots, layer.besides)))
+
+
 def _plan_caption(model: ModelConfig, layers: Sequence[LayerMemory]) -> str:
     where = "around" if model.tokens and model.tokens.num_read else "after"
     tokens = f" {model.tokens.num} memory tokens {where} every segment." if model.tokens else ""
     kinds = Counter(layer.kind for layer in layers)
     if set(kinds) != {"XL"}:
-        return " and ".join(f"{count} × {kind}" for kind, count in kinds.items()) + f".{tokens}"
+        besides = " and ".join(dict.fromkeys(layer.besides for layer in layers if layer.besides))
+        dotted = f" Dotted, not to scale: {besides}." if besides else ""
+        return " and ".join(f"{count} × {kind}" for kind, count in kinds.items()) + f".{dotted}{tokens}"
     reach = sum(layer.length for layer in layers)
     if not reach:
         return tokens.strip() or "No memory: nothing is known of the text before the segment."

@@ -22,6 +22,7 @@ from mnemo.memory import Plan
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.recurrent import LSTM
 from mnemo.memory.xl import XL
 from mnemo.report.page_template import Headline
 from mnemo.report.run_figures import accuracies, grouped
@@ -181,7 +182,13 @@ def test_words_are_reported_as_perplexity(tmp_path: Path) -> None:
             Plan(long=Compressive(length=64), short=XL(length=8), num_long=2, arrangement="last"),
             None,
             "Compressive 64 in 2 of 4 layers (last), else 8",
-            "2 × XL and 2 × Compressive.",
+            "2 × XL and 2 × Compressive. Dotted, not to scale: 512 compressed slots of 4 rows.",
+        ),
+        (
+            Plan(long=LSTM(), short=XL(length=8), num_long=2, arrangement="first"),
+            None,
+            "LSTM in 2 of 4 layers (first), else 8",
+            "2 × LSTM and 2 × XL. Dotted, not to scale: LSTM state.",
         ),
     ],
 )
