@@ -257,7 +257,7 @@ DECLARED: tuple[Declared, ...] = (
         case="sizes-and-exits",
         file="outputs/*-estimate.json",
         field="*",
-        after="865405a4",
-        why="the share of an H200's peak that training reaches was measured again",
+        after="3d48cac1",
+        why="the share of an H200's peak is that of the measured model that is most similar, and was measured again",
     ),
 )
