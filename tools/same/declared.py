@@ -242,6 +242,27 @@ DECLARED: tuple[Declared, ...] = (
         after="d77775d6",
         why="the JSON of `mnemo eval` also says if the memory was off",
     ),
+    Declared(
+        case="*",
+        file="*.json",
+        field="limit",
+        after="8cae805d",
+        why="the JSON of `mnemo eval` also says how many tokens were to be scored",
+    ),
+    Declared(
+        case="context",
+        file="outputs/*-info.json",
+        field="*",
+        after="502ef940",
+        why="the work of a step counts the context that each segment encodes again",
+    ),
+    Declared(
+        case="sizes-and-exits",
+        file="outputs/*-info.json",
+        field="activation_bytes.layers_work",
+        after="502ef940",
+        why="the sum of a step's work is taken in another order",
+    ),
     *(
         Declared(
             case=case,
