@@ -68,9 +68,12 @@ JOBS: dict[str, Job] = {}
 Needs = Callable[[dict[str, Any]], float]
 NEEDS: dict[str, Needs] = {}
 """By name of the job: bytes that its settings need on one device, besides training the recipes in them."""
+Trained = Callable[[dict[str, Any]], Any]
+TRAINED: dict[str, Trained] = {}
+"""By name of the job: the part of its settings with the recipes that it trains. Other jobs train all of them."""
 
 
-def job(name: str, *, needs: Needs | None = None) -> Callable[[Job], Job]:
+def job(name: str, *, needs: Needs | None = None, trains: Trained | None = None) -> Callable[[Job], Job]:
     """Register a function as the job of this name."""
 
     def register(function: Job) -> Job:
@@ -79,9 +82,16 @@ def job(name: str, *, needs: Needs | None = None) -> Callable[[Job], Job]:
         JOBS[name] = function
         if needs is not None:
             NEEDS[name] = needs
+        if trains is not None:
+            TRAINED[name] = trains
         return function
 
     return register
+
+
+def nothing(settings: dict[str, Any]) -> Any:
+    """What a job trains that only measures recipes."""
+    return None
 
 
 def find_job(name: str) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import bytes_if_too_small
 from mnemo.papers.experiment import Budget, Cell, Experiment, objects_of
-from mnemo.papers.jobs import NEEDS
+from mnemo.papers.jobs import NEEDS, TRAINED
 from mnemo.recipes.recipe import Recipe
 
 ON_A_GPU: tuple[Budget, ...] = ("small", "gpu", "paper")
@@ -42,9 +43,13 @@ def differences(experiment: Experiment, budget: Budget) -> list[str]:
 
 def training_flops(cells: Iterable[Cell]) -> float:
     """FLOPs of all training in these cells."""
-    return sum(
-        trained_tokens(each.train) * describe("", each).training_step for cell in cells for each in recipes_of(cell)
-    )
+    trained = [recipe for cell in cells for recipe in _recipes_in(_trained(cell))]
+    return sum(trained_tokens(recipe.train) * describe("", recipe).training_step for recipe in trained)
+
+
+def _trained(cell: Cell) -> Any:
+    """The part of a cell's settings with the recipes that it trains."""
+    return TRAINED[cell.job](cell.settings) if cell.job in TRAINED else cell.settings
 
 
 def _training_bytes(recipes: Iterable[Recipe]) -> float:
@@ -68,7 +73,11 @@ def _require_memory(experiment: Experiment, budget: Budget, needed: float, devic
 
 def recipes_of(cell: Cell) -> Iterator[Recipe]:
     """Every recipe in a cell's settings."""
-    return (from_json(Recipe, dict(found)) for found in objects_of(cell.settings, Recipe.__name__))
+    return _recipes_in(cell.settings)
+
+
+def _recipes_in(settings: Any) -> Iterator[Recipe]:
+    return (from_json(Recipe, dict(found)) for found in objects_of(settings, Recipe.__name__))
 
 
 def _work(recipe: Recipe) -> int:

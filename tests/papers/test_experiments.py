@@ -286,6 +286,15 @@ def test_the_training_of_all_cells_is_counted() -> None:
     assert needs.training_flops([three, five, cell(1)]) == 4 * needs.training_flops([two]) > 0
 
 
+def test_recipes_that_a_job_does_not_train_are_not_counted() -> None:
+    asked = (("gpu-xl", "gpu"), ("xl-equal-memory", "self-test"), ("gpu-quadratic", "gpu"))
+    by_job = {each.job: each for name, budget in asked for each in experiments.find_experiment(name).cells(budget)}
+    assert needs.training_flops([by_job["long-pace"], by_job["xl-fit-length"]]) == 0
+    decided = by_job["rmt-task-after-pilot"]
+    ways = [replace(decided, job="rmt-task", settings=decided.settings[way]) for way in ("at once", "in stages")]
+    assert needs.training_flops([decided]) == needs.training_flops(ways[:1]) == needs.training_flops(ways[1:]) > 0
+
+
 def test_the_verb_judges_and_writes_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

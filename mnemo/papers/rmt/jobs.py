@@ -46,7 +46,12 @@ def learn_at_once(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return _trained(recipe, place, None) | _answers(recipe, place, "valid")
 
 
-@job("rmt-task-after-pilot")
+def _one_way(settings: dict[str, Any]) -> Any:
+    """In stages; it takes as many steps at once."""
+    return settings["in stages"]
+
+
+@job("rmt-task-after-pilot", trains=_one_way)
 def learn_as_decided(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """As `rmt-task`: at once if the pilot has solved enough in this way, else in stages."""
     solved = place.values(settings["pilot"])["answer_accuracy"]
