@@ -6,7 +6,8 @@ Memory   weights, gradients, the optimizer's moments and averages in the trainin
 Speed    FLOPs of `mnemo info`, divided by the GPU's peak times the measured share of it.
 Layouts  DDP divides only the rows between GPUs, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
          divides weights, gradients and optimizer by N, and gathers weights for the forward pass and again for the
-         backward pass: 3 (N - 1) / N of them are sent. No layout sends state: a row's memory stays on its GPU.
+         backward pass: 3 (N - 1) / N of them are sent, for every segment of a window that is trained through time. No
+         layout sends state: a row's memory stays on its GPU.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Estimate:
     """Rows on the GPU that has most of them, which determines the time of a step."""
     batch: int
     segment: int
+    segments: int
+    """New segments of a row in a step: those of a window, if windows do not overlap."""
     state_row: int
     """Bytes of one row's recurrent state."""
     flops_per_token: float
@@ -126,7 +129,7 @@ class Estimate:
         return self.tokens / self.tokens_per_second(layout) / 86400
 
     def tokens_per_second(self, layout: LayoutEstimate) -> float:
-        return self.batch * self.segment / self.step_seconds(layout)
+        return self.batch * self.segments * self.segment / self.step_seconds(layout)
 
     def kilowatt_hours(self, layout: LayoutEstimate) -> float:
         return self.days(layout) * 24 * self.gpus * self.watts / 1000
@@ -165,8 +168,9 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
         parts = f" in {train.accumulate:,} parts" if train.accumulate > 1 else ""
         raise MnemoError(f"{train.batch:,} rows are too few for {machine.gpus:,} GPUs{parts}: each needs one or more")
     info = describe(name, recipe)
-    rows = math.ceil(train.batch / machine.gpus)
-    compute = info.training_step * rows * train.segment / (machine.gpu.peak(train.precision) * machine.efficiency.share)
+    rows, segments = math.ceil(train.batch / machine.gpus), _new_segments(train)
+    flops = info.training_step * rows * segments * train.segment
+    compute = flops / (machine.gpu.peak(train.precision) * machine.efficiency.share)
     count, state_row = info.parameters.total, state_row_bytes(recipe.model, train.precision)
     layouts = tuple(_layout(layout, recipe, machine, count, rows * state_row, rows) for layout in ("ddp", "fsdp2"))
     return Estimate(
@@ -178,6 +182,7 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
         rows=rows,
         batch=train.batch,
         segment=train.segment,
+        segments=segments,
         state_row=state_row,
         flops_per_token=info.training_step,
         tokens=float(trained_tokens(train)) if tokens is None else tokens,
@@ -191,7 +196,8 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
 def _layout(layout: Layout, recipe: Recipe, machine: Machine, count: int, state: float, rows: int) -> LayoutEstimate:
     memory = _memory(layout, recipe, machine.gpus, count, state, rows)
     share = (machine.gpus - 1) / machine.gpus
-    sent = (2 if layout == "ddp" else 3) * share * count * BYTES[recipe.train.precision]
+    times = 2 if layout == "ddp" else 3 * (1 + recipe.train.bptt)
+    sent = times * share * count * BYTES[recipe.train.precision]
     fits = memory.total <= USABLE * machine.gpu.memory
     return LayoutEstimate(layout=layout, memory=memory, fits=fits, sent=sent, seconds_sending=sent / machine.bandwidth)
 
@@ -214,8 +220,11 @@ def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float,
 
 def trained_tokens(train: TrainConfig) -> int:
     """Tokens that all steps read: of one segment each, or of a whole window where windows do not overlap."""
-    segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
-    return train.steps * train.batch * train.segment * segments
+    return train.steps * train.batch * train.segment * _new_segments(train)
+
+
+def _new_segments(train: TrainConfig) -> int:
+    return 1 + train.bptt if train.bptt_window == "tumbling" else 1
 
 
 def cpu_seconds(flops: float) -> float:

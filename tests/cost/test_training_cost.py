@@ -18,7 +18,7 @@ from mnemo.bench.gpu_table.work import Training, work_of
 from mnemo.cli.estimate import bench_efficiency
 from mnemo.cost.flops import flops_per_token
 from mnemo.cost.gpu_specs import ASSUMED, GPUS, Efficiency, Gpu, changed, find_gpu
-from mnemo.cost.measured_shares import H200, Measured, expected_efficiency
+from mnemo.cost.measured_shares import H200, NARROW, Measured, expected_efficiency
 from mnemo.cost.model_cost import describe
 from mnemo.cost.training_cost import (
     Estimate,
@@ -35,6 +35,7 @@ from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.model.shapes import shape_model
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe, TrainConfig
 from mnemo.units import duration_text, energy_text
 
@@ -87,6 +88,16 @@ def test_windows_that_do_not_overlap_are_read_whole_at_every_step() -> None:
     sliding = replace(RECIPE, train=replace(RECIPE.train, bptt=3, bptt_window="sliding"))
     assert found(recipe=tumbling).tokens == 4 * 100 * 8 * 4
     assert found(recipe=sliding).tokens == 100 * 8 * 4
+
+
+def test_a_window_sums_gradients_once_and_gathers_weights_for_every_segment() -> None:
+    window = replace(RECIPE, train=replace(RECIPE.train, bptt=3, bptt_window="tumbling"))
+    whole, one = found(2, recipe=window), found(2)
+    (ddp, fsdp), (one_ddp, one_fsdp) = whole.layouts, one.layouts
+    assert whole.compute_seconds == pytest.approx(4 * one.compute_seconds, rel=1e-12)
+    assert (ddp.sent, fsdp.sent) == (one_ddp.sent, 4 * one_fsdp.sent)
+    seconds = 100 * (whole.compute_seconds + ddp.seconds_sending)
+    assert whole.days(ddp) == pytest.approx(seconds / 86400, rel=1e-12)
 
 
 def test_layouts_divide_and_send_by_hand() -> None:
@@ -254,10 +265,30 @@ def test_the_shares_of_an_h200_are_those_of_the_present_measurement(known: Measu
 
 
 def test_what_is_not_measured_is_assumed() -> None:
-    assert (
-        expected_efficiency(GPUS["h200"], "fp32", MODEL) == ASSUMED == expected_efficiency(GPUS["a100"], "bf16", MODEL)
-    )
-    assert expected_efficiency(GPUS["h200"], "bf16", MODEL).share == H200[-1].share
+    wide = replace(MODEL, dim=512)
+    assert expected_efficiency(GPUS["h200"], "fp32", wide) == ASSUMED == expected_efficiency(GPUS["a100"], "bf16", wide)
+    assert expected_efficiency(GPUS["h200"], "bf16", wide).share == H200[-1].share
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("wikitext103-large", "24x1024"),  # its width is aligned, and decides more than its adaptive softmax
+        ("lamemo-wikitext103", "wikitext"),
+        ("rmt-enwik8-seg128-m10-bptt1", "rmt"),
+        ("lamemo-enwik8", "lamemo"),
+        ("enwik8-base", "base"),
+    ],
+)
+def test_the_most_similar_measured_model(name: str, row: str) -> None:
+    (measured,) = (each for each in H200 if each.row == row)
+    assert expected_efficiency(GPUS["h200"], "bf16", preset(name).model).share == measured.share
+
+
+def test_narrow_models_are_said_to_be_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {expected_efficiency(gpu, "bf16", MODEL) for gpu in GPUS.values()} == {NARROW}
+    assert cli.main(["estimate", "tiny-bytes"]) == 0
+    assert "models narrower than 410 reach less: times are lower limits" in capsys.readouterr().out
 
 
 def test_the_shares_of_the_page_are_those_of_the_measurements() -> None:

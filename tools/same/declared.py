@@ -278,7 +278,7 @@ DECLARED: tuple[Declared, ...] = (
         case="sizes-and-exits",
         file="outputs/*-estimate.json",
         field="*",
-        after="3d48cac1",
-        why="the share of an H200's peak is that of the measured model that is most similar, and was measured again",
+        after="89ec50c0",
+        why="the expected share of a GPU's peak is another; the segments of a step are told and sent",
     ),
 )
