@@ -26,7 +26,7 @@ from mnemo.memory import XL, Plan
 from mnemo.model import memory_limits
 from mnemo.papers import jobs as all_jobs
 from mnemo.papers import needs, pages
-from mnemo.papers.experiment import look_up
+from mnemo.papers.experiment import Budget, look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pool import Task, Worker, next_task
@@ -287,7 +287,11 @@ def test_the_training_of_all_cells_is_counted() -> None:
 
 
 def test_recipes_that_a_job_does_not_train_are_not_counted() -> None:
-    asked = (("gpu-xl", "gpu"), ("xl-equal-memory", "self-test"), ("gpu-quadratic", "gpu"))
+    asked: tuple[tuple[str, Budget], ...] = (
+        ("gpu-xl", "gpu"),
+        ("xl-equal-memory", "self-test"),
+        ("gpu-quadratic", "gpu"),
+    )
     by_job = {each.job: each for name, budget in asked for each in experiments.find_experiment(name).cells(budget)}
     assert needs.training_flops([by_job["long-pace"], by_job["xl-fit-length"]]) == 0
     decided = by_job["rmt-task-after-pilot"]

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pty
+import select
 import re
 import signal
 import subprocess
@@ -120,6 +121,15 @@ def test_a_run_acknowledges_a_signal_once(tmp_path: Path, capfd: pytest.CaptureF
     assert capfd.readouterr().err == STOPPING + INSIST + "\n"
 
 
+def read_lines(terminal: int, count: int) -> str:
+    """What is written to a terminal may arrive in parts."""
+    text = b""
+    while text.count(b"\n") < count:
+        assert select.select([terminal], [], [], 60)[0], text
+        text += os.read(terminal, 1000)
+    return text.decode()
+
+
 def test_on_a_terminal_the_line_is_below_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The live line of a run, and `^C`."""
     terminal, handle = pty.openpty()
@@ -129,7 +139,7 @@ def test_on_a_terminal_the_line_is_below_what_is_there(monkeypatch: pytest.Monke
         output.flush()
         with stop_on_signals(tell=True):
             os.kill(os.getpid(), signal.SIGINT)
-        assert os.read(terminal, 1000).decode() == f"training 3/9^C\r\n{STOPPING}{INSIST}\r\n"
+        assert read_lines(terminal, 2) == f"training 3/9^C\r\n{STOPPING}{INSIST}\r\n"
         os.close(terminal)
         with stop_on_signals(tell=True) as stop:
             os.kill(os.getpid(), signal.SIGINT)
