@@ -7,8 +7,8 @@ import io
 import math
 import os
 import pty
-import select
 import re
+import select
 import signal
 import subprocess
 import sys
