@@ -12,7 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tools import steps_in_time
 from tools.gpu_queue import __main__ as command
 from tools.gpu_queue import collect, queue
 from tools.gpu_queue.plan import Job, read_plan
+from tools.gpu_queue.queue import Queue
 
 ROOT = Path(__file__).parents[2]
 IF_SET, OUTPUT = re.compile(r"\$\{[^}]*\}"), re.compile(r"\$\([^)]*\)")
@@ -66,6 +67,8 @@ def started(folder: Path, command: str) -> Iterator[tuple[subprocess.Popen[bytes
             yield process, int((folder / "pid").read_text())
         finally:
             process.kill()
+            with suppress(OSError, ValueError):  # the job has a group of its own
+                os.killpg(os.getpgid(int((folder / "pid").read_text())), signal.SIGKILL)
 
 
 def wait_for(path: Path) -> None:
@@ -126,11 +129,22 @@ def test_a_job_that_cannot_end_in_time_is_not_started(tmp_path: Path) -> None:
     assert states(tmp_path / "q") == {"long": "skipped", "short": "done"}
 
 
-def test_at_the_deadline_a_job_saves_its_work(tmp_path: Path) -> None:
-    saves = "trap 'sleep 0.5; echo saved > work.txt; exit 1' TERM; while true; do sleep 0.05; done"
-    job = {"name": "late", "run": [f"bash -c {json.dumps(saves)} & wait"], "keep": [str(tmp_path / "work.txt")]}
-    script = job["run"][0].replace("work.txt", str(tmp_path / "work.txt"))
-    assert run(write_plan(tmp_path, job | {"run": [script]}), tmp_path / "q", minutes=0.05) == 1
+def test_at_the_deadline_a_job_saves_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait = Queue._wait
+
+    def until_ready(self: Queue) -> None:
+        if (tmp_path / "ready").exists():
+            self._deadline = 0.0
+        wait(self)
+
+    monkeypatch.setattr(Queue, "_wait", until_ready)
+    saves = "trap 'sleep 0.5; echo saved > work.txt; exit 1' TERM; touch ready; while true; do sleep 0.05; done"
+    script = [f"cd {tmp_path}", f"bash -c {json.dumps(saves)} & wait"]
+    job = {"name": "late", "run": script, "keep": [str(tmp_path / "work.txt")]}
+    assert run(write_plan(tmp_path, job), tmp_path / "q") == 1
+    assert "late: the time is over; it has 75 s to save" in capsys.readouterr().out
     assert states(tmp_path / "q") == {"late": "stopped"}
     with tarfile.open(tmp_path / "q" / collect.COLLECTED) as archive:
         names = archive.getnames()

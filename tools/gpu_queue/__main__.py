@@ -5,8 +5,8 @@
 
 `run` starts the jobs of a plan (format: tools/gpu_queue/plan.py) in order. A job that could not end in time is not
 started, and one that still runs when the time is over is asked to stop, as a scheduler does; it then has 75 seconds to
-save. If the queue is interrupted, it stops its job in the same way; interrupted again, it stops it at once. State, logs
-and the small files that jobs keep are in one archive, written anew every ten seconds.
+save. If the queue is interrupted, it stops its job in the same way; interrupted again a second later or more, it stops
+it at once. State, logs and the small files that jobs keep are in one archive, written anew every ten seconds.
 
 `watch` says what happens, and copies the archive, until the queue or its own time ends. Where a connection lasts for
 minutes only, start `run` with `setsid nohup ... &`, and watch again and again.

@@ -92,14 +92,17 @@ class Queue:
                 self._wait()
                 entry.seconds = time.monotonic() - begin
             code = process.poll()
+            if code is None:
+                self._tell(f"{entry.job.name}: {self._reason_to_stop()}; it has {PATIENCE_SECONDS:.0f} s to save")
         finally:
             self._end_group(process)
         if code is not None:
             self._end(entry, "failed" if code else "done", f"exit code {code}" if code else "")
-        elif self._stop.signal is not None:
-            self._end(entry, "stopped", "the queue was interrupted")
         else:
-            self._end(entry, "stopped", "the time was over")
+            self._end(entry, "stopped", self._reason_to_stop())
+
+    def _reason_to_stop(self) -> str:
+        return "the time is over" if self._stop.signal is None else "the queue is interrupted"
 
     def _start(self, job: Job) -> subprocess.Popen[bytes]:
         script = "set -e -o pipefail\n" + "\n".join(job.run)
