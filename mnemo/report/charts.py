@@ -38,8 +38,6 @@ MARKERS = {"o": 7.5, "s": 7.0, "^": 8.5, "D": 6.5}
 DASHES = ((0, ()), (0, (3.5, 2)), (0, (1, 2)))
 """Dashes change when the markers repeat, so that lines differ by more than their colour."""
 MAX_PANEL_COLUMNS = 3
-NARROW_SEGMENT = 0.5
-"""A segment with a smaller share of a plan's width has no room for a label between those of the memory tokens."""
 BLOCK_SHARE = 0.06
 """Width of memory besides slots in the picture of a plan, as a share of all that is to scale."""
 
@@ -402,19 +400,12 @@ def _draw_layers(
 
 def _label_plan(axes: Axes, label: str, longest: int, segment: int, tokens: tuple[int, int]) -> None:
     """The plan's label above; below, the lengths at the outer edges, where narrow panels leave room too."""
-    read, written = tokens
-    low, high = axes.get_xlim()
-    start = -longest - read
-    ends = [("left", start, "memory", f"{longest:,}"), ("right", high, "segment", f"{segment:,}")]
-    if read:
-        kept = ("memory, tokens read", f"{longest:,}, {read:,}") if longest else ("tokens read", f"{read:,}")
-        before = ("left", start, *kept)
-        inside, after = ("center", segment / 2, *ends[1][2:]), ("right", high, "tokens written", f"{written:,}")
-        ends = [before, inside, after] if written else [before, inside]
-        if written and segment < NARROW_SEGMENT * (high - low):
-            ends = [before, ("right", high, "segment, tokens written", f"{segment:,}, {written:,}")]
-    for side, x, name, length in ends if longest or read else ends[1:]:
-        for distance, words in ((4, length), (19, name)):
-            write(axes, x, 0.5, words, ha=side, va="top", xytext=(0, -distance), textcoords="offset points")
+    (read, written), (low, high) = tokens, axes.get_xlim()
+    before, after = {"memory": longest, "tokens read": read}, {"segment": segment, "tokens written": written}
+    for side, x, lengths in (("left", -longest - read, before), ("right", high, after)):
+        shown = {name: length for name, length in lengths.items() if length}
+        for distance, words in ((4, [f"{length:,}" for length in shown.values()]), (19, shown)):
+            where = {"ha": side, "va": "top", "xytext": (0, -distance), "textcoords": "offset points"}
+            write(axes, x, 0.5, ", ".join(words), **where)
     top = axes.get_ylim()[1]
     write(axes, low, top, label, "ink", xytext=(0, 5), textcoords="offset points")

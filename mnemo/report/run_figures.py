@@ -162,7 +162,7 @@ def memory_sweep(group: Group) -> Figure | None:
 
 def loss_by_position(group: Group) -> Figure | None:
     """A line for every way in which a run was scored."""
-    scored = [(run, label, found) for run in group.runs for label, found in _labelled(run)]
+    scored = _labelled(group.runs)
     if not scored:
         return None
     unit = group.unit
@@ -188,13 +188,16 @@ def loss_by_position(group: Group) -> Figure | None:
     return replace(figure, numbers=Numbers(headers, tuple(rows)))
 
 
-def _labelled(run: Run) -> list[tuple[str, ByPosition]]:
-    """The run's losses by position, those of the longest memory first; their names say in what they differ."""
-    found = sorted(run.results.by_position, key=lambda found: found.score.memory, reverse=True)
-    parts = [_conditions(score) for score, _ in found]
-    differing = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
-    labels = [", ".join([run.name, *filter(None, itertools.compress(words, differing))]) for words in parts]
-    return list(zip(labels, found, strict=True))
+def _labelled(runs: Sequence[Run]) -> list[tuple[Run, str, ByPosition]]:
+    """Losses by position, one for equal conditions, a run's longest memory first; names say in what a run's differ."""
+    by_run = [{_conditions(found.score): found for found in run.results.by_position} for run in runs]
+    differing = {at for found in by_run for at, words in enumerate(zip(*found, strict=True)) if len(set(words)) > 1}
+    labelled = list[tuple[Run, str, ByPosition]]()
+    for run, found in zip(runs, by_run, strict=True):
+        for words, each in sorted(found.items(), key=lambda item: item[1].score.memory, reverse=True):
+            shown = [part for at, part in enumerate(words) if at in differing and part]
+            labelled.append((run, ", ".join([run.name, *shown]), each))
+    return labelled
 
 
 def _conditions(score: Scored) -> tuple[str, ...]:
@@ -233,15 +236,18 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
     listed = ", ".join(map(_kept, layers))
     around = f" {read} memory tokens before the segment, {write} after it." if read or write else ""
     description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}.{around}"
-    rows = [(at, layer.kind, layer.length, "long" if layer.long else "short") for at, layer in enumerate(layers, 1)]
-    tokens = [("all", type(model.tokens).__name__, read or write, "")] if read or write else []
+    rows = [
+        (at, layer.kind, layer.length, layer.besides, "long" if layer.long else "short")
+        for at, layer in enumerate(layers, 1)
+    ]
+    tokens = [("all", type(model.tokens).__name__, read or write, "", "")] if read or write else []
     return make_figure(
         f"plan-{number}-{slugify(run.name)}",
         run.name,
         _plan_caption(model, layers),
         description,
         draw_plans({run.name: layers}, segment, run.color, (read, write)),
-        Numbers(("layer", "mechanism", "memory", "range"), (*rows, *tokens)),
+        Numbers(("layer", "mechanism", "memory", "besides", "range"), (*rows, *tokens)),
     )
 
 

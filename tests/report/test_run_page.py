@@ -122,20 +122,24 @@ def test_losses_by_position_of_one_memory_length_are_lines_of_their_own(runs: li
         "segment": {"score": score(64, 1.6, by_position=losses[:32]) | {"segment": 32}},
         "test": {"score": score(64, 1.7, by_position=losses) | {"split": "test"}},
         "off": {"score": score(0, 1.8, by_position=losses), "no_memory": True},
+        "batch1": {"score": score(64, 1.5, by_position=losses)},  # of the same conditions as one that is there
     }
     for name, content in others.items():
         write_result(runs[2], f"positions-{name}", kind="positions", **content)
-    write_report(runs[2:], tmp_path / "page.html")
+    second = make_run(tmp_path / "second", recipe())
+    write_result(second, "positions", kind="positions", score=score(64, 1.6, by_position=losses))
+    write_report([runs[2], second], tmp_path / "page.html")
     figure = (tmp_path / "page-files" / "positions-0-python.svg").read_text(encoding="utf-8")
     for label in (
         "bytes, valid split, memory 64, segment 64",
         "bytes, valid split, memory 64, segment 32",
         "bytes, test split, memory 64, segment 64",
         "bytes, valid split, segment 64, no memory",
+        "second, valid split, memory 64, segment 64",
     ):
         assert label in figure
     with (tmp_path / "page-files" / "positions-0-python.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == 3 * 64 + 32
+        assert len(list(csv.DictReader(file))) == 4 * 64 + 32
 
 
 def test_figures_stand_alone(runs: list[Path], tmp_path: Path) -> None:
