@@ -184,13 +184,15 @@ def few_long_memories(evidence: Evidence) -> Figure | None:
         results = evidence.results(source.experiment, source.budget)
         if results is not None and (found := _plan_rows(source, results)):
             rows += found
-            seeds = source.grid(source.budget).by_seed(results, ALL.key)
-            ours.append(f"{source.corpus}: {plural(len(seeds), 'seed')}")
+            if any(False in row.marks for row in found):
+                seeds = source.grid(source.budget).by_seed(results, ALL.key)
+                ours.append(f"{source.corpus}: {plural(len(seeds), 'seed')}")
     if not rows:
         return None
+    measured = f" ({', '.join(ours)})" if ours else ""
     caption = (
         "How much worse a model becomes if only some layers have a long memory and the others a short one. A sixth is "
-        f"4 of 24 layers (enwik8) or 3 of 18 (WikiText-103) in the paper, 2 of 12 here ({', '.join(ours)}). {INTERVALS}"
+        f"4 of 24 layers (enwik8) or 3 of 18 (WikiText-103) in the paper, 2 of 12 here{measured}. {INTERVALS}"
     )
     return row_figure(
         "few-long-memories",

@@ -122,6 +122,24 @@ def test_every_paper_has_a_figure_with_its_values_and_ours(figures: list[MainFig
         assert {row[source] for row in each.figure.numbers.rows} == {"ours", "published"}, each.figure.slug
 
 
+def partial_figures(evidence: Evidence, *kept: tuple[str, Budget], cells: int | None = None) -> dict[str, str]:
+    """Captions of the main figures if only these experiments have results, or the first cells of them."""
+    known: dict[tuple[str, Budget], Found] = {}
+    for name, budget in kept:
+        found = evidence.found(name, budget)
+        assert found is not None
+        known[name, budget] = replace(found, results=replace(found.results, cells=found.results.cells[:cells]))
+    return {each.figure.slug: each.figure.caption for each in main_figures(Evidence([], known=known))}
+
+
+def test_captions_name_only_what_is_measured(evidence: Evidence) -> None:
+    words = partial_figures(evidence, ("long-wikitext103", "small"))["few-long-memories"]
+    assert "2 of 12 here (WikiText-2: 2 seeds)" in words
+    assert "2 of 12 here. " in partial_figures(evidence, ("gpu-long-range", "gpu"), cells=1)["few-long-memories"]
+    assert "novels" not in partial_figures(evidence, ("gpu-lamemo", "gpu"))["look-ahead"]
+    assert "novels' models have no dropout" in partial_figures(evidence, ("lamemo-novels", "small"))["look-ahead"]
+
+
 def test_figures_show_the_stored_numbers(figures: list[MainFigure]) -> None:
     shown = {each.figure.slug: each.figure.numbers.rows for each in figures}
     assert ("Transformer-XL", "published", 3800, 1874, None, None) in shown["evaluation-speed"]
