@@ -31,7 +31,7 @@ from mnemo.recipes.presets import preset
 from mnemo.training.stop_signals import ECHO_SECONDS
 from tools import steps_in_time
 from tools.gpu_queue import __main__ as command
-from tools.gpu_queue import collect, queue
+from tools.gpu_queue import collect, queue, watching
 from tools.gpu_queue.plan import Job, read_plan
 from tools.gpu_queue.queue import Queue
 
@@ -221,8 +221,9 @@ def test_a_signal_while_a_job_is_started_stops_it(tmp_path: Path, monkeypatch: p
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         process = begin(*arguments, **options)
-        wait_for(tmp_path / "pid")
-        os.kill(os.getpid(), signal.SIGTERM)
+        if options.get("start_new_session"):
+            wait_for(tmp_path / "pid")
+            os.kill(os.getpid(), signal.SIGTERM)
         return process
 
     monkeypatch.setattr(queue.subprocess, "Popen", interrupted)
@@ -262,17 +263,59 @@ def test_watching_shows_states_and_copies_the_archive(tmp_path: Path, capsys: py
     assert (tmp_path / "copy" / collect.COLLECTED).exists()
 
 
-def test_watching_says_if_there_is_no_queue_or_no_news(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch = ["watch", "--folder", str(tmp_path / "q"), "--seconds", "0"]
+def test_watching_says_if_there_is_no_queue_or_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without waiting for the time that it was given."""
+    monkeypatch.setattr(watching, "START_SECONDS", 0.1)
+    watch = ["watch", "--folder", str(tmp_path / "q"), "--seconds", "600"]
     assert command.main(watch) == 2
     assert "no queue has begun" in capsys.readouterr().err
-    jobs = [{"name": "job", "state": "running", "why": "", "seconds": 5}]
-    (tmp_path / "q").mkdir()
-    write_json(tmp_path / "q" / collect.STATE, {"ended": False, "jobs": jobs})
+    write_state(tmp_path / "q", "running")
     (tmp_path / "q" / "job.log").write_text("step 1\n")
     os.utime(tmp_path / "q" / collect.STATE, (0, 0))
     assert command.main(watch) == 0
     assert "the queue may have been killed\njob, 5 s: step 1\n" in capsys.readouterr().out
+
+
+def write_state(folder: Path, *states: str) -> None:
+    folder.mkdir(exist_ok=True)
+    names = ("job", "next")
+    jobs = [{"name": name, "state": state, "why": "", "seconds": 5} for name, state in zip(names, states, strict=False)]
+    write_json(folder / collect.STATE, {"ended": False, "jobs": jobs})
+
+
+def test_watching_ends_when_a_job_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_state(tmp_path / "q", "running", "waiting")
+    (tmp_path / "q" / "job.log").write_text("step 1\nit broke\n")
+    monkeypatch.setattr(watching, "COLLECT_SECONDS", 0.01)
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: write_state(tmp_path / "q", "failed", "running"))
+    watch = ["watch", "--folder", str(tmp_path / "q"), "--seconds", "600"]
+    assert command.main(watch) == 0
+    assert capsys.readouterr().out == "job: running\njob: failed\n  it broke\nnext: running\nnext, 5 s: \n"
+    capsys.readouterr()
+    assert command.main([*watch[:-1], "0"]) == 0
+    assert "job: failed\n  it broke\n" in capsys.readouterr().out
+
+
+def test_a_queue_goes_on_without_a_reader(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, {"name": "one", "run": ["true"]}, {"name": "two", "run": ["true"]})
+    words = ["-m", "tools.gpu_queue", "run", str(plan), "--minutes", "1", "--folder", str(tmp_path / "q")]
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert states(tmp_path / "q") == {"one": "done", "two": "done"}
+
+
+def test_the_state_names_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMIT", "574cc742")
+    assert run(write_plan(tmp_path, {"name": "job", "run": ["true"]}), tmp_path / "q") == 0
+    state = load_json(tmp_path / "q" / collect.STATE)
+    assert state["title"] == "Some jobs" and state["commit"] == "574cc742" and {"gpu", "driver"} < state.keys()
+    assert {"mnemo", "python", "torch"} <= state["versions"].keys()
 
 
 def test_only_some_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

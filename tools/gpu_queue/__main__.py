@@ -1,43 +1,41 @@
 """Run measurements one after the other on a GPU that is there for a limited time.
 
-    python -m tools.gpu_queue run PLAN.toml --minutes 28 --folder runs/queue [--only JOB ...] [--dry-run]
+    python -m tools.gpu_queue run PLAN.toml --minutes 27 --folder runs/queue [--only JOB ...] [--dry-run]
     python -m tools.gpu_queue watch --folder runs/queue [--seconds 570] [--copy-to FOLDER]
 
 `run` starts the jobs of a plan (format: tools/gpu_queue/plan.py) in order. A job that could not end in time is not
 started, and one that still runs when the time is over is asked to stop, as a scheduler does; it then has 75 seconds to
-save. If the queue is interrupted, it stops its job in the same way; interrupted again a second later or more, it stops
-it at once. State, logs and the small files that jobs keep are in one archive, written anew every ten seconds.
+save, which --minutes does not include. If the queue is interrupted, it stops its job in the same way; interrupted again
+a second later or more, it stops it at once. State, logs and the small files that jobs keep are in one archive, written
+anew every ten seconds. The state names card, driver, versions and commit: without git, the one in COMMIT.
 
-`watch` says what happens, and copies the archive, until the queue or its own time ends. Where a connection lasts for
-minutes only, start `run` with `setsid nohup ... &`, and watch again and again.
+`watch` says what happens, and copies the archive, until the queue ends, a job fails, or its own time is over. Where a
+connection lasts for minutes only, start `run` with `setsid nohup ... > LOG 2>&1 < /dev/null &`, and watch again and
+again.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from mnemo.errors import MnemoError
-from mnemo.files import atomic
-from mnemo.files.json_file import load_json
 from mnemo.training.stop_signals import stop_on_signals
-from tools.gpu_queue.collect import COLLECTED, STATE
 from tools.gpu_queue.plan import Plan, read_plan
-from tools.gpu_queue.queue import COLLECT_SECONDS, LOG, Queue
-
-SILENCE_SECONDS = 6 * COLLECT_SECONDS
-"""Age of a state from which on the queue may have been killed."""
+from tools.gpu_queue.queue import Queue
+from tools.gpu_queue.watching import Watcher
 
 
 def main(argv: list[str]) -> int:
     args = _arguments().parse_args(argv)
     try:
-        return _run(args) if args.verb == "run" else _watch(args)
+        if args.verb == "run":
+            return _run(args)
+        Watcher(args.folder, args.copy_to, _say).watch(args.seconds)
+        return 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except MnemoError as error:
@@ -86,39 +84,10 @@ def _show(plan: Plan, minutes: float) -> None:
     print(f"{before:g} minutes at most, {minutes:g} are there")
 
 
-def _watch(args: argparse.Namespace) -> int:
-    path, until, shown = args.folder / STATE, time.monotonic() + args.seconds, set[str]()
-    while True:
-        state: dict[str, Any] = load_json(path) if path.exists() else {"jobs": []}
-        jobs = [job for job in state["jobs"] if job["state"] != "waiting"]
-        for line in (f"{job['name']}: {job['state']}" + (f", {job['why']}" if job["why"] else "") for job in jobs):
-            if line not in shown:
-                shown.add(line)
-                _say(line)
-        if args.copy_to and (args.folder / COLLECTED).exists():
-            args.copy_to.mkdir(parents=True, exist_ok=True)
-            with atomic.new_file(args.copy_to / COLLECTED) as partial:
-                shutil.copyfile(args.folder / COLLECTED, partial)
-        if state.get("ended") or time.monotonic() > until:
-            break
-        time.sleep(min(COLLECT_SECONDS, max(0.0, until - time.monotonic())))
-    if not state["jobs"]:
-        raise MnemoError(f"no queue has begun in {args.folder}")
-    if not state["ended"] and (age := time.time() - path.stat().st_mtime) > SILENCE_SECONDS:
-        _say(f"no news for {age:.0f} s: the queue may have been killed")
-    for job in jobs:
-        if job["state"] == "running":
-            _say(f"{job['name']}, {job['seconds']:.0f} s: {_last_line(args.folder / LOG.format(job['name']))}")
-    return 0
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
 def _say(line: str) -> None:
-    print(line, flush=True)
+    """Without a reader, as after a lost connection, the queue goes on: its state has the same."""
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
 from mnemo.training.stop_signals import Stop
 from tools.gpu_queue.collect import COLLECTED, STATE, collect
+from tools.gpu_queue.machine import machine
 from tools.gpu_queue.plan import Job, Plan
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
@@ -46,7 +47,7 @@ class Entry:
 class Queue:
     def __init__(self, plan: Plan, folder: Path, *, seconds: float, stop: Stop, say: Callable[[str], None]) -> None:
         """`folder`: of state, logs and archive; `seconds`: until the running job is asked to stop."""
-        self._title, self._folder, self._stop, self._say = plan.title, folder, stop, say
+        self._about, self._folder, self._stop, self._say = {"title": plan.title, **machine()}, folder, stop, say
         self._entries = [Entry(job) for job in plan.jobs]
         self._begin = time.monotonic()
         self._deadline = self._begin + seconds
@@ -146,7 +147,7 @@ class Queue:
 
     def _write_state(self, *, ended: bool = False) -> None:
         left = max(0.0, self._deadline - time.monotonic())
-        state = {"title": self._title, "ended": ended, "seconds_left": round(left)}
+        state = {**self._about, "ended": ended, "seconds_left": round(left)}
         write_json(self._folder / STATE, {**state, "jobs": [entry.to_json() for entry in self._entries]})
 
     def _write(self, *, ended: bool = False) -> None:
