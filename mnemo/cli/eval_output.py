@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,19 @@ class EvaluationOutput:
         """Save the result and its plot, then print it."""
         run, folder = self.opened.run, opened_run.result_folder(self.opened.run)
         content = self.settings | {"kind": found.kind} | found.content
-        files: list[Path] = []
+        files, remarks = list[Path](), [found.remark]
         if folder is not None:
             name = f"{found.kind}-{self.label}-{found.lengths}"
             files.append(opened_run.save_result(folder, name, run, content))
-            files += save_chart(self._chart(found.plot), folder / name) if found.plot is not None else []
+            if found.plot is not None and find_spec("matplotlib") is None:
+                remarks.append("no picture: matplotlib is not installed")
+            elif found.plot is not None:
+                files += save_chart(self._chart(found.plot), folder / name)
         if self.json:
             console.print_json(content | {"step": run.step, "files": [str(path) for path in files]})
             return
         self._print(found)
-        for line in filter(None, (found.remark, *(f"saved {path}" for path in files))):
+        for line in filter(None, (*remarks, *(f"saved {path}" for path in files))):
             print(line)
 
     def _print(self, found: Evaluated) -> None:

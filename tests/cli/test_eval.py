@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -149,6 +150,16 @@ def test_find_length_reports_three_numbers(results: Path, capsys: pytest.Capture
 SHORT = ("--limit", "60", "--segment", "32", "--batch", "4")
 """Rows of 14 predicted tokens."""
 ONE_SEGMENT = "rows of 14 tokens end in their first segment of 32, so memory has no effect: "
+
+
+def test_scores_are_kept_without_matplotlib(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On machines for training, which may bring torch alone."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run_eval("--sweep-memory", "8,0") == 0
+    assert [path.suffix for path in results.iterdir()] == [".json"]
+    assert "no picture: matplotlib is not installed\nsaved " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", [("--sweep-memory", "0,4,8"), ("--find-length",)])
