@@ -1,4 +1,7 @@
-"""Print how many steps fit into a time, at the speed of a short run: `python -m tools.steps_in_time RUN SECONDS`."""
+"""Print how many steps fit into a time, at the speed of a short run; with MOST, no more than these.
+
+    python -m tools.steps_in_time RUN SECONDS [MOST]
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ def steps_in_time(run: Path, seconds: float) -> int:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
+    if len(argv) not in (2, 3):
         print(__doc__)
         return 2
     try:
-        print(steps_in_time(find_run(argv[0]), float(argv[1])))
+        steps = steps_in_time(find_run(argv[0]), float(argv[1]))
+        print(min([steps, *map(int, argv[2:])]))
     except (MnemoError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -404,3 +404,7 @@ def test_steps_for_a_time_are_those_of_a_settled_speed(tmp_path: Path, capsys: p
     (tmp_path / "timing.jsonl").write_text("\n".join(lines))
     assert steps_in_time.main([str(tmp_path), "10"]) == 0
     assert capsys.readouterr().out == "1005\n"
+    for most, shown in (("1000", "1000\n"), ("2000", "1005\n")):
+        assert steps_in_time.main([str(tmp_path), "10", most]) == 0
+        assert capsys.readouterr().out == shown
+    assert steps_in_time.main([str(tmp_path), "10", "few"]) == 2
