@@ -1,6 +1,8 @@
-"""Print how many steps fit into a time, at the speed of a short run; with MOST, no more than these.
+"""Print how many steps fit into a time, at the speed of a short run.
 
     python -m tools.steps_in_time RUN SECONDS [MOST]
+
+With MOST, no more steps than these.
 """
 
 from __future__ import annotations
