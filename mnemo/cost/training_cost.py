@@ -6,8 +6,9 @@ Memory   weights, gradients, the optimizer's moments and averages in the trainin
 Speed    FLOPs of `mnemo info`, divided by the GPU's peak times the measured share of it.
 Layouts  DDP divides only the rows between GPUs, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
          divides weights, gradients and optimizer by N, and gathers weights for the forward pass and again for the
-         backward pass: 3 (N - 1) / N of them are sent, for every segment of a window that is trained through time. No
-         layout sends state: a row's memory stays on its GPU.
+         backward pass: 3 (N - 1) / N of them are sent, for every segment of a window that is trained through time. If a
+         GPU divides its rows into parts, each of them gathers the weights, and the last one sums gradients. No layout
+         sends state: a row's memory stays on its GPU.
 """
 
 from __future__ import annotations
@@ -196,8 +197,9 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
 def _layout(layout: Layout, recipe: Recipe, machine: Machine, count: int, state: float, rows: int) -> LayoutEstimate:
     memory = _memory(layout, recipe, machine.gpus, count, state, rows)
     share = (machine.gpus - 1) / machine.gpus
-    times = 2 if layout == "ddp" else 3 * (1 + recipe.train.bptt)
-    sent = times * share * count * BYTES[recipe.train.precision]
+    train = recipe.train
+    times = 2 if layout == "ddp" else (2 * train.accumulate + 1) * (1 + train.bptt)
+    sent = times * share * count * BYTES[train.precision]
     fits = memory.total <= USABLE * machine.gpu.memory
     return LayoutEstimate(layout=layout, memory=memory, fits=fits, sent=sent, seconds_sending=sent / machine.bandwidth)
 

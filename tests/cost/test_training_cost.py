@@ -90,7 +90,7 @@ def test_windows_that_do_not_overlap_are_read_whole_at_every_step() -> None:
     assert found(recipe=sliding).tokens == 100 * 8 * 4
 
 
-def test_a_window_sums_gradients_once_and_gathers_weights_for_every_segment() -> None:
+def test_an_update_sums_gradients_once_and_gathers_weights_for_every_segment_and_part() -> None:
     window = replace(RECIPE, train=replace(RECIPE.train, bptt=3, bptt_window="tumbling"))
     whole, one = found(2, recipe=window), found(2)
     (ddp, fsdp), (one_ddp, one_fsdp) = whole.layouts, one.layouts
@@ -98,6 +98,8 @@ def test_a_window_sums_gradients_once_and_gathers_weights_for_every_segment() ->
     assert (ddp.sent, fsdp.sent) == (one_ddp.sent, 4 * one_fsdp.sent)
     seconds = 100 * (whole.compute_seconds + ddp.seconds_sending)
     assert whole.days(ddp) == pytest.approx(seconds / 86400, rel=1e-12)
+    parts = found(2, recipe=replace(window, train=replace(window.train, accumulate=2)))
+    assert [layout.sent for layout in parts.layouts] == [ddp.sent, fsdp.sent * 5 / 3]
 
 
 def test_layouts_divide_and_send_by_hand() -> None:
