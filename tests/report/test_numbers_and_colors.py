@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Annotation
 
 from mnemo.report import charts, number_text, style
-from mnemo.report.charts import thinned
+from mnemo.report.charts import LayerMemory, thinned
 from mnemo.report.heat_map import BLACK, text_color
 from mnemo.report.plots import Line, line_figure
 
@@ -42,6 +43,24 @@ def test_ticks_of_lengths_are_lengths_that_do_not_touch(lengths: list[int]) -> N
     places = [(axes.transScale + axes.transLimits).transform((tick, 1.0))[0] for tick in ticks]
     assert set(ticks) <= set(lengths) and ticks[-1] == max(lengths)
     assert all(b - a >= charts.TICK_DISTANCE - 1e-6 for a, b in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize(
+    ("memory", "segment", "tokens"),
+    [(0, 128, (0, 0)), (256, 8, (10, 0)), (1000, 1010, (1, 1)), (0, 64, (0, 4)), (10**6, 10, (10, 10)), (0, 9, (9, 9))],
+)
+@pytest.mark.parametrize("besides", ["", "LSTM state"])
+def test_names_below_a_plan_are_inside_and_apart(
+    memory: int, segment: int, tokens: tuple[int, int], besides: str
+) -> None:
+    canvas = charts.draw_plans({"run": [LayerMemory("XL", memory, True, besides)]}, segment, 0, tokens).canvas
+    named = {"memory": memory, "tokens read": tokens[0], "segment": segment, "tokens written": tokens[1]}
+    below = [text for text in canvas.axes[0].texts if isinstance(text, Annotation) and text.xyann[1] == -19]
+    shown = [name for text in below for name in text.get_text().split(", ") if name]
+    assert shown == [name for name, length in named.items() if length]
+    boxes = sorted((text.get_window_extent() for text in below), key=lambda box: box.x0)
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+    assert boxes[0].x0 >= 0 and boxes[-1].x1 <= canvas.bbox.x1 + 1
 
 
 def test_tick_labels() -> None:
