@@ -14,8 +14,8 @@ from mnemo.files.json_file import load_json
 from tools.gpu_queue.collect import COLLECTED, STATE
 from tools.gpu_queue.queue import COLLECT_SECONDS, LOG
 
-START_SECONDS = 20.0
-"""Until a queue has written its first state."""
+START_SECONDS = 60.0
+"""Until a queue has written its first state: it imports torch and asks for the card before."""
 SILENCE_SECONDS = 6 * COLLECT_SECONDS
 """Age of a state from which on the queue may have been killed."""
 
@@ -49,19 +49,19 @@ class Watcher:
 
     def _show(self, state: dict[str, Any]) -> bool:
         """Say what is new and copy the archive; whether a job has failed since the last time."""
-        failed = []
+        failed = False
         for job in state["jobs"]:
             if job["state"] not in ("waiting", self._shown.get(job["name"])):
                 self._shown[job["name"]] = job["state"]
                 self._say(f"{job['name']}: {job['state']}" + (f", {job['why']}" if job["why"] else ""))
                 if job["state"] == "failed":
-                    failed.append(job["name"])
+                    failed = True
                     self._say(f"  {self._last_line(job['name'])}")
         if self._copies and (self._folder / COLLECTED).exists():
             self._copies.mkdir(parents=True, exist_ok=True)
             with atomic.new_file(self._copies / COLLECTED) as partial:
                 shutil.copyfile(self._folder / COLLECTED, partial)
-        return bool(failed)
+        return failed
 
     def _say_where(self, jobs: list[dict[str, Any]]) -> None:
         if (age := self._silence()) > SILENCE_SECONDS:
