@@ -59,6 +59,8 @@ H200: tuple[Measured, ...] = (
 )
 """In bf16. A model is expected to reach the share of the first that it resembles."""
 NARROWEST = 410
+"""Width of the narrowest model in the table. `ptb-fast-context`, of width 384, takes 6.4 ms for an update
+(docs/penn-treebank.md), and would take 1.3 ms at the assumed share."""
 NARROW = Efficiency(ASSUMED.share, f"assumed; models narrower than {NARROWEST} reach less: times are lower limits")
 
 

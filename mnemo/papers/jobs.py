@@ -89,8 +89,8 @@ def job(name: str, *, needs: Needs | None = None, trains: Trained | None = None)
     return register
 
 
-def nothing(settings: dict[str, Any]) -> Any:
-    """What a job trains that only measures recipes."""
+def no_training(settings: dict[str, Any]) -> Any:
+    """For jobs that only measure the recipes in their settings."""
     return None
 
 

@@ -189,7 +189,10 @@ def loss_by_position(group: Group) -> Figure | None:
 
 
 def _labelled(runs: Sequence[Run]) -> list[tuple[Run, str, ByPosition]]:
-    """Losses by position, one for equal conditions, a run's longest memory first; names say in what a run's differ."""
+    """Losses by position, a run's longest memory first; of results under equal conditions, one.
+
+    The name of a line has the conditions in which results of one run differ.
+    """
     by_run = [{_conditions(found.score): found for found in run.results.by_position} for run in runs]
     differing = {at for found in by_run for at, words in enumerate(zip(*found, strict=True)) if len(set(words)) > 1}
     labelled = list[tuple[Run, str, ByPosition]]()

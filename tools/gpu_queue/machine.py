@@ -15,7 +15,7 @@ PACKAGES = ("torch", "triton")
 
 
 def machine() -> dict[str, Any]:
-    """Found without torch, since a context of this process on the GPU would be in the way of the measurements."""
+    """Card and versions. torch is not asked for the card: it would open a context on the GPU that is measured."""
     card = card_state()
     versions = {"mnemo": __version__, "python": platform.python_version()}
     for name in PACKAGES:

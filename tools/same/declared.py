@@ -279,6 +279,6 @@ DECLARED: tuple[Declared, ...] = (
         file="outputs/*-estimate.json",
         field="*",
         after="89ec50c0",
-        why="the expected share of a GPU's peak is another; the segments of a step are told and sent",
+        why="another share of the GPU's peak is expected, and the number of segments in a step is a new field",
     ),
 )

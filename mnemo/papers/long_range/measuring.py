@@ -18,7 +18,7 @@ from mnemo.cost.training_cost import training_bytes
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import require_room
 from mnemo.papers.experiment import Cell
-from mnemo.papers.jobs import Place, job, nothing
+from mnemo.papers.jobs import Place, job, no_training
 from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.training.training_speed import training_speed
@@ -131,7 +131,7 @@ def timing_cell(
     )
 
 
-@job("long-pace", trains=nothing)
+@job("long-pace", trains=no_training)
 def paces(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Tokens per second of recipes, each alone and one after the other."""
     recipes = {name: from_json(Recipe, recipe) for name, recipe in settings["recipes"].items()}

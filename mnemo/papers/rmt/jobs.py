@@ -47,7 +47,7 @@ def learn_at_once(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _one_way(settings: dict[str, Any]) -> Any:
-    """In stages; it takes as many steps at once."""
+    """The recipes of one way. A model trains in one of the two, and both take as many steps."""
     return settings["in stages"]
 
 

@@ -15,7 +15,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table, look_up
 from mnemo.papers.grid import Grid, Row
-from mnemo.papers.jobs import Place, job, nothing, train_here
+from mnemo.papers.jobs import Place, job, no_training, train_here
 from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge
 from mnemo.papers.tables import Column, grid_table, label, published
 from mnemo.papers.xl.ablation import BY_NAME, recipe_of, row_of
@@ -93,7 +93,7 @@ def _fit(pair: Pair, budget: Budget) -> Cell:
     return Cell(name=pair.fit, job=FIT, settings=settings, labels={"row": pair.fitted, "part": "fit"})
 
 
-@job(FIT, trains=nothing)
+@job(FIT, trains=no_training)
 def fit_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Find the longest segments of `candidate` whose updates take no more memory than those of `reference`."""
     reference, candidate = (from_json(Recipe, settings[name]) for name in ("reference", "candidate"))
