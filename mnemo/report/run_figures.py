@@ -240,17 +240,18 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
     around = f" {read} memory tokens before the segment, {write} after it." if read or write else ""
     description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}.{around}"
     rows = [
-        (at, layer.kind, layer.length, layer.besides, "long" if layer.long else "short")
+        (at, layer.kind, layer.length, "long" if layer.long else "short", layer.besides)
         for at, layer in enumerate(layers, 1)
     ]
     tokens = [("all", type(model.tokens).__name__, read or write, "", "")] if read or write else []
+    headers = ("layer", "mechanism", "memory", "range", "besides")[: 5 if any(layer.besides for layer in layers) else 4]
     return make_figure(
         f"plan-{number}-{slugify(run.name)}",
         run.name,
         _plan_caption(model, layers),
         description,
         draw_plans({run.name: layers}, segment, run.color, (read, write)),
-        Numbers(("layer", "mechanism", "memory", "besides", "range"), (*rows, *tokens)),
+        Numbers(headers, tuple(row[: len(headers)] for row in (*rows, *tokens))),
     )
 
 
