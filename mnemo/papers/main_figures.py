@@ -26,7 +26,7 @@ from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
 from mnemo.papers.lamemo.models import PAPER as LAMEMO_PAPER
 from mnemo.papers.long_range import arrangement, words
 from mnemo.papers.long_range.grids import ALL, NONE, SIXTH, SIXTH_FIRST, SIXTH_LAST, Layout
-from mnemo.papers.records import scores_that_count, seeds_in_words, slowest_seconds
+from mnemo.papers.records import scores_that_count, seconds_in_words, seeds_in_words
 from mnemo.papers.rmt.accuracy import COPY, REVERSE
 from mnemo.papers.rmt.published import BASELINE, RMT, XL
 from mnemo.papers.rmt.series import PAPER as RMT_PAPER
@@ -60,7 +60,7 @@ def enwik8_by_size(evidence: Evidence) -> Figure | None:
     if run is None:
         return None
     ours = Mark(run["parameters"] / 1e6, fmean(scores_that_count(run)))
-    words = f"Mnemo: {ours.y:.3f} after {slowest_seconds(run):,.0f} s on one GPU"
+    words = f"Mnemo: {ours.y:.3f} after {seconds_in_words(run)} s on one GPU"
     chart = PanelChart(
         panels={
             "": [

@@ -45,6 +45,13 @@ def seeds_in_words(record: Record) -> str:
     return plural(len(scores_that_count(record)), "seed")
 
 
-def slowest_seconds(record: Record) -> float:
-    """Of the slowest run."""
-    return max(float(run["training_seconds"]) for run in record["runs"])
+def seconds_in_words(record: Record) -> str:
+    """Of the fastest and of the slowest run."""
+    fastest, slowest = training_seconds(record)
+    return f"{fastest:,.0f}" if round(fastest) == round(slowest) else f"{fastest:,.0f} to {slowest:,.0f}"
+
+
+def training_seconds(record: Record) -> tuple[float, float]:
+    """Of the fastest and of the slowest run."""
+    each = [float(run["training_seconds"]) for run in record["runs"]]
+    return min(each), max(each)
