@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mnemo.bench.alternatives import gated_delta
+from mnemo.bench.alternatives.compile_variants import compile_variants_at_once
 from mnemo.bench.alternatives.delta_reference import Checked, require_right_kernels
 from mnemo.bench.alternatives.few_warps import use_few_warps
 from mnemo.bench.alternatives.recipes import TINY_SYMBOLS, for_training, reading_of, recipe_of, register
@@ -80,6 +81,7 @@ def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str,
         gated_delta.require_library(device)
         if conditions.few_warps:
             _leave_out_warps(monitor)
+        compile_variants_at_once()
     register()
     conditions.folder.mkdir(parents=True, exist_ok=True)
     about = _about(conditions, device) | ({"few_warps": conditions.few_warps} if row.kind == "delta" else {})
