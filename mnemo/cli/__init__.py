@@ -19,7 +19,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
+    "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train on your own text, or a preset; resume or fine-tune a run"),
     "tune": Verb("mnemo.cli.tune", "give a Hugging Face model a memory and train it to answer from long texts"),

@@ -524,9 +524,10 @@ def facts_in_books(evidence: Evidence) -> Figure | None:
 
 
 def trained_length(measured: Mapping[str, Any]) -> int:
-    """Tokens of the longest texts of the training; stages with another segment (`4x96`) are shorter."""
+    """Tokens of the longest texts of the training. `8` are 8 segments, `4x96` are 4 of 96 tokens."""
     options = measured["options"]
-    return options["segment"] * max(int(stage) for stage in options["stages"] if stage.isdigit())
+    stages = [stage.partition("x") for stage in options["stages"]]
+    return max(int(count) * int(size or options["segment"]) for count, _, size in stages)
 
 
 def _answers(results: Sequence[Mapping[str, Any]], kind: str) -> list[Mark]:

@@ -1,4 +1,4 @@
-"""Penn Treebank in ten minutes on one GPU: the authors' regularisation with constant shapes.
+"""Penn Treebank in a quarter of an hour on one GPU: the authors' regularisation with constant shapes.
 
 The authors' recipe (`ptb`) makes 232,000 updates of 700 words. On a GPU the time of such an update depends on the
 number of kernels, not on their size, so two to three times the words cost little more. These presets share:
@@ -99,7 +99,7 @@ def ptb_fast_with(steps: int) -> Recipe:
 
 @PRESETS.add("ptb-fast")
 def ptb_fast() -> Recipe:
-    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory: ten minutes of an H200.
+    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory: about ten minutes of an H200.
 
     16 rows with segments of 128 words and a memory of 128: an update has three times the words of the authors'; an
     epoch has 454 updates, and there are 264 epochs. On WikiText-2, a model of this shape with memory, larger batches
@@ -121,7 +121,7 @@ def ptb_fast_context_with(steps: int) -> Recipe:
 
 @PRESETS.add("ptb-fast-context")
 def ptb_fast_context() -> Recipe:
-    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, context encoded again: ten minutes.
+    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, context encoded again: 14 H200 minutes.
 
     The preset closest to the authors' recipe: their dropout, their 70 words after 70 that are encoded again with
     gradient, their evaluation. 20 rows instead of 10 give as many epochs (181) in half the updates, with a rate higher
@@ -140,7 +140,7 @@ def ptb_fast_wide_with(steps: int) -> Recipe:
 
 @PRESETS.add("ptb-fast-wide")
 def ptb_fast_wide() -> Recipe:
-    """Transformer-XL, Penn Treebank words, 12 layers of 448, 23.8M parameters, real memory: ten minutes.
+    """Transformer-XL, Penn Treebank words, 12 layers of 448, 23.8M parameters, real memory: about ten minutes.
 
     As `ptb-fast`, with three quarters of the layers and so of the kernels, and twice the rows: half as many updates
     for the same number of epochs (264), in less time. In published sweeps, layers beyond the twelfth help little. The
@@ -159,7 +159,7 @@ def ptb_fast_muon_with(steps: int) -> Recipe:
 
 @PRESETS.add("ptb-fast-muon")
 def ptb_fast_muon() -> Recipe:
-    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory, Muon: ten minutes.
+    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory, Muon: about ten minutes.
 
     As `ptb-fast`, but with Muon for the weight matrices of layers. A rate of 4e-3 changes a weight about twice as much
     as Adam's 4.8e-4; a higher one would mainly add noise, because dropout already makes small batches noisy. The time

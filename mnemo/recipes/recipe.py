@@ -220,7 +220,7 @@ class TrainConfig:
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     goal: float | None = None
-    """Stop when the validation loss, in nats per token, is at most this."""
+    """Stop when the validation loss is at most this, in nats per token (a bit is 0.693 nats)."""
     on_nan: Literal["rollback", "stop", "skip"] = "rollback"
     """If a loss or gradient is not finite: go back to the last healthy checkpoint and pass over the batches since then,
     stop the run, or skip the batch without changing weights or memory (every step then synchronizes with the GPU)."""
