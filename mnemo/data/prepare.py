@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from mnemo.data.known_corpora import CORPORA, PYTHON, Option, Published
 from mnemo.data.text_files import Accepted
 from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
-from mnemo.errors import MnemoError, plural
+from mnemo.errors import MnemoError, plural, unknown
 from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent
 
@@ -107,6 +108,8 @@ def _check_arguments(name: str, source: Path | str | bytes | None, option: Optio
         raise MnemoError(f"'{name}' is not a valid corpus name: use letters, digits, '.', '_' and '-'")
     if source is None and known is None:
         raise known_corpora.missing(name)
+    if option not in get_args(Option):
+        raise unknown("tokenizer", option, get_args(Option))
     if option == "published" and (known is None or known.tokenizer != option):
         raise MnemoError(f"'{name}' has no published tokenizer: choose bytes, chars, words or bpe")
     if vocab_size is not None and option not in ("words", "bpe"):

@@ -167,6 +167,13 @@ def test_an_empty_folder_and_a_missing_file(tmp_path: Path, root: Path) -> None:
         prepare("mine", tmp_path / "gone.txt", root=root)
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "foo"])
+def test_an_unknown_tokenizer_is_refused(tmp_path: Path, root: Path, tokenizer: Any) -> None:
+    (tmp_path / "a.txt").write_text("good line\n" * 300)
+    with pytest.raises(MnemoError, match=f"unknown tokenizer '{tokenizer}'"):
+        prepare("mine", tmp_path / "a.txt", tokenizer, root=root)
+
+
 @pytest.mark.parametrize("tokenizer", ["chars", "words", "bpe"])
 def test_undecodable_text_names_file_and_offset(tmp_path: Path, root: Path, tokenizer: Any) -> None:
     text = b"good line\n" * 300 + b"caf\xe9 au lait\n" + b"good line\n" * 300
