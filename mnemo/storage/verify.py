@@ -38,7 +38,7 @@ class Verified:
         try:
             has_checksum = work()
         except MnemoError as error:
-            self.problems.append(str(error))
+            self.add(str(error))
             return
         if has_checksum:
             self.verified.add(path)
@@ -50,7 +50,12 @@ class Verified:
         try:
             work()
         except MnemoError as error:
-            self.problems.append(str(error))
+            self.add(str(error))
+
+    def add(self, problem: str) -> None:
+        """Several checks may find the same problem."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -93,7 +98,8 @@ def _verify_corpus(path: Path, show: ShowProgress) -> Verified:
         problems = [str(error)]
     else:
         found.verified |= set(corpus.files()) if not problems else set()
-    found.problems += [problem for problem in problems if problem not in found.problems]
+    for problem in problems:
+        found.add(problem)
     return found
 
 
@@ -107,7 +113,7 @@ def _verify_run(path: Path, show: ShowProgress) -> Verified:
         for folder in checkpoints:
             _check_checkpoint(found, path, folder, exported, bar)
     if not exported and not checkpoints:
-        found.problems.append(f"{path} has no checkpoint")
+        found.add(f"{path} has no checkpoint")
     return found
 
 
@@ -116,6 +122,8 @@ def _check_descriptions(found: Verified, path: Path) -> None:
     found.check(path / RECIPE, lambda: bool(load_header(path)) and verify_json(path / RECIPE))
     if (path / TOKENIZER).exists():
         found.check(path / TOKENIZER, lambda: bool(load_tokenizer(path)) and verify_json(path / TOKENIZER))
+    elif (path / RECIPE).exists():
+        found.require(lambda: load_tokenizer(path))
     if (path / BEST).exists():
         found.check(path / BEST, lambda: _verify_best(path))
     for file in (*sorted(path.glob(OVERRIDES)), *sorted(path.glob("results/*.json"))):
@@ -134,7 +142,7 @@ def _check_checkpoint(found: Verified, run: Path, folder: Path, exported: bool, 
         checkpoint = run_folder.exported(run) if exported else load_checkpoint(folder)
         assert checkpoint is not None
     except MnemoError as error:
-        found.problems.append(str(error))
+        found.add(str(error))
         return
     description = folder / (EXPORT if exported else PROGRESS)
     found.check(description, lambda: verify_json(description))

@@ -110,6 +110,18 @@ def test_another_tokenizer_is_refused(folder: Path) -> None:
         load_tokenizer(folder)
 
 
+def test_a_missing_tokenizer_is_not_that_of_a_run_without_text(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(MnemoError, match="tokenizer.json is missing: the run was created with a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_one_cause_is_one_problem(folder: Path) -> None:
+    (folder / "recipe.json").write_text("{")
+    problems = verify(folder).problems
+    assert len(problems) == len(set(problems))
+
+
 def test_a_lost_name_of_the_best_checkpoint_is_found_in_the_newest_one(folder: Path) -> None:
     best = open_run(folder).step
     (folder / "best.json").unlink()
@@ -151,6 +163,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "timing": (lambda f: (f / "timing.jsonl").write_text(""), "timing.jsonl has lost lines"),
     "recipe": (lambda f: edit_json(f / "recipe.json", lambda h: h.update(run_id="x")), "belongs to another run"),
     "best": (lambda f: run_folder.write_best(f, 5, 1.0), "best.json names step 5, which has no checkpoint"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing: the run was created with"),
     "no checkpoint": (lambda f: shutil.rmtree(f / "checkpoints"), "has no checkpoint"),
 }
 
