@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
@@ -21,6 +22,7 @@ from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.overrides import Rates
 from mnemo.storage.run_header import RunHeader, find_run, load_header
+from mnemo.storage.run_tokenizer import load_tokenizer
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
@@ -67,6 +69,7 @@ def create_run(
     if source is not None:
         first = find_run(source)
         start = _first_checkpoint(first)
+        _check_tokenizer(first, data)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
     if recipe != given:
@@ -168,6 +171,7 @@ def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
 
 def check(recipe: Recipe) -> None:
     """Raise MnemoError for recipes that cannot be trained, or not on this machine."""
+    from_json(Recipe, to_json(recipe), "recipe")  # refuses numbers that are not finite
     train, model = recipe.train, recipe.model
     recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
     if train.bptt and train.bptt_window == "sliding" and not model.carries_gradient:
@@ -195,6 +199,16 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
             "set --model.embedding.cutoffs"
         )
     return replace(recipe, model=replace(recipe.model, vocab_size=size))
+
+
+def _check_tokenizer(source: Path, data: Data) -> None:
+    """Tokens of two vocabularies have other meanings, also if there are equally many."""
+    known = load_tokenizer(source)
+    if known is not None and data.tokenizer is not None and known.to_json() != data.tokenizer:
+        raise MnemoError(
+            f"{source} has another vocabulary ({known.vocab_size:,} {known.unit}s) than corpus '{data.info['name']}' "
+            f"({data.info['vocab_size']:,} {data.info['unit']}s): its weights do not fit other tokens"
+        )
 
 
 def _first_checkpoint(folder: Path) -> Checkpoint:

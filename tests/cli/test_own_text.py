@@ -157,6 +157,20 @@ def test_a_run_is_tuned_on_own_text() -> None:
     assert header.corpus["name"].startswith("other-")
 
 
+def test_a_run_is_not_tuned_on_another_vocabulary_of_the_same_size(capsys: pytest.CaptureFixture[str]) -> None:
+    other = sentences().translate(str.maketrans({"e": "\u0435"}))
+    Path("other.txt").write_text(other)
+    for name in ("mybook", "other"):
+        assert cli.main(["prepare", name, "--from", f"{name}.txt", "--tokenizer", "chars"]) == 0
+    header = started("mybook")
+    size, run = header.corpus["vocab_size"], header.recipe
+    assert run.data.corpus == "mybook"
+    (name,) = [folder.name for folder in Path("runs").iterdir()]
+    line = complaint(capsys, "other", "--from", name, *SMALL)
+    assert f"{name} has another vocabulary ({size} chars) than corpus 'other' ({size} chars)" in line
+    assert len(list(Path("runs").iterdir())) == 1
+
+
 def test_a_prepared_corpus_is_taken_by_name() -> None:
     assert cli.main(["prepare", "letters", "--from", "mybook.txt", "--tokenizer", "chars"]) == 0
     header = started("letters")
