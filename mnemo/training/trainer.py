@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemo.data.streams import Cursor
 from mnemo.display import Shown, Summary
 from mnemo.memory.state import to
-from mnemo.storage.run_header import RunHeader
+from mnemo.storage.run_header import METRICS, RunHeader
 from mnemo.storage.weights import build_model
 from mnemo.training.checkpoint_schedule import reason_to_save
 from mnemo.training.checkpoint_tensors import seed_process
@@ -117,8 +117,11 @@ class Trainer:
     def started(self, first_weights: Callable[[], dict[str, Tensor] | None]) -> Iterator[None]:
         """Restore the last whole checkpoint, or start from `first_weights`; the run's files are open inside."""
         saved = self.checkpoints.restore_last(self.state, self.rows)
-        if self.checkpoints.last is None and (weights := first_weights()) is not None:
-            self.parallel.load_weights(self.model, weights, self.folder)
+        if self.checkpoints.last is None:
+            if (self.folder / METRICS).exists():
+                self.monitor.note(f"{self.folder} has no checkpoint: training begins again at step 0")
+            if (weights := first_weights()) is not None:
+                self.parallel.load_weights(self.model, weights, self.folder)
         with TrainingLog.open(
             self.folder, saved, self.config, self.world, self.monitor, self.tracker, self.watch
         ) as self.log:

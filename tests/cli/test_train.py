@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import os
 import signal
 import sys
@@ -153,6 +154,14 @@ def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--resume", "tiny-bytes-1"]) == 0
     assert "continuing after step 6" in capsys.readouterr().err
     assert "runs/tiny-bytes-1 exists" in complaint(capsys, "tiny-bytes", *TINY, "--name", "tiny-bytes-1")
+
+
+def test_a_run_without_its_checkpoints_says_that_it_begins_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "tiny-bytes", *TINY, "--name", "lost"]) == 0
+    assert "begins again" not in capsys.readouterr().err
+    shutil.rmtree("runs/lost/checkpoints")
+    assert cli.main(["train", "--resume", "lost"]) == 0
+    assert "runs/lost has no checkpoint: training begins again at step 0" in capsys.readouterr().err
 
 
 def test_a_new_run_from_the_weights_of_another(capsys: pytest.CaptureFixture[str]) -> None:
