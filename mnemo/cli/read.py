@@ -22,6 +22,7 @@ from mnemo.cli.run_arguments import (
     only_text,
     refuse_swapped,
     require_memory_file,
+    require_memory_target,
     require_text,
     with_run,
 )
@@ -43,8 +44,7 @@ class Args(TextArgs):
 
 
 def run(args: Args) -> int:
-    if args.save is not None and not args.save.absolute().parent.is_dir():
-        raise MnemoError(f"{args.save.absolute().parent} is not a folder")
+    require_memory_target(args.save)
     args = only_text(args)
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")

@@ -15,6 +15,8 @@ from mnemo.report.run_files import is_run, why_no_run
 from mnemo.storage.run_header import RUNS, no_run
 from mnemo.storage.shipped import is_shipped, shipped_model
 
+PAGES = (".html", ".htm")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -38,6 +40,8 @@ def run(args: Args) -> int:
     # Other files and folders are only left out: `runs/*` matches the page of the last report too.
     if all(map(why_no_run, paths)):
         raise MnemoError(why_no_run(paths[0].resolve()) or "")
+    if out.exists() and (out.suffix.lower() not in PAGES or not out.is_file()):
+        raise MnemoError(f"{out} exists and is not a page of HTML: choose another path with --out")
     from mnemo.report.run_page import write_report
 
     for note in write_report(paths, out, title=args.title):

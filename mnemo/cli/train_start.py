@@ -237,6 +237,8 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
 
 def _similar_file(path: Path) -> str:
     """A question with the name of the file that is meant, if one in the same folder has a similar name."""
+    if path.is_symlink():
+        return f": the link leads to '{path.readlink()}'"
     names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=SIMILAR)
     return f"; did you mean '{path.parent / near[0]}'?" if near else ""

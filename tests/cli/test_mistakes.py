@@ -40,6 +40,8 @@ MISTAKES = {
     "train tiny-bytes --train.steps 3.5": "--train.steps needs a whole number, not '3.5'",
     "train tiny-bytes --train.steps": "--train.steps needs a whole number after it",
     "train tiny-bytes --train.optimizer.lr abc": "--train.optimizer.lr needs a number, not 'abc'",
+    "train tiny-bytes --train.optimizer.lr nan": "train.optimizer.lr: nan is not finite",
+    "train tiny-bytes --train.optimizer.clip inf": "train.optimizer.clip",
     "train tiny-bytes --train.optimizer.clip abc": "--train.optimizer.clip needs a number or None, not 'abc'",
     "train tiny-bytes --train.optimizer.betas a b": "--train.optimizer.betas needs numbers, not 'a b'",
     "train tiny-bytes --test.memory long": "--test.memory needs a whole number or None, not 'long'",
@@ -66,6 +68,7 @@ MISTAKES = {
     "train runs/done": "runs/done is a run: mnemo train --resume runs/done continues it",
     "train text8": "'text8' is a corpus that is not prepared; run: mnemo prepare text8; mnemo train --list text8 shows",
     "train nosuch.txt": "there is no file or folder 'nosuch.txt'",
+    "train dangling.txt": "and no prepared corpus of that name: the link leads to 'gone.txt'",
     "train tiny-byte": "did you mean 'tiny-bytes'",
     "train --resume tiny-bytes": "'tiny-bytes' is a preset, not a run: mnemo train tiny-bytes trains it",
     "train --resume don": "unknown run 'don'; did you mean 'done'?",
@@ -84,6 +87,9 @@ MISTAKES = {
     "generate done --memory nosuch": "nosuch is missing",
     "generate done --memory book.txt": "not a memory file; make one with: mnemo read",
     "generate done --memory empty": "not a memory file; make one with: mnemo read",
+    "read done book.txt --save book.txt": "book.txt exists and is not a memory file: choose another path with --save",
+    "read done book.txt --save empty": "empty exists and is not a memory file",
+    "read done book.txt --save nowhere/x": "nowhere is not a folder",
     "read done empty": "empty is not a file but a folder: name a single text; mnemo train takes folders",
     "read /dev/null": "/dev/null is not a file but a device: - takes a text from a pipe",
     "read done nosuch.txt": "nosuch.txt is not a file",
@@ -105,6 +111,8 @@ MISTAKES = {
     "info tiny-byte": "did you mean 'tiny-bytes'",
     "estimate nosuch": "unknown preset or run 'nosuch'",
     "report book.txt": "book.txt is a file, not a run folder",
+    "report done --out book.txt": "book.txt exists and is not a page of HTML: choose another path with --out",
+    "report done --out empty": "empty exists and is not a page of HTML",
     "report empty": "is not a run folder",
     "report nosuch": "unknown run 'nosuch'; known: done",
     "report done runs/don": "unknown run 'don'; did you mean 'done'?",
@@ -138,6 +146,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(tiny_run(), tmp_path / "runs" / "done")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling.txt").symlink_to("gone.txt")
     (tmp_path / "book.txt").write_text(sample_text(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
