@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, get_args
 
 from mnemo.config import check_sizes
 from mnemo.errors import MnemoError
@@ -22,6 +22,8 @@ LIMITS = {
     "seed": 2**63 - 1,
 }
 """Largest values of the fields whose limit is not `mnemo.config.LARGEST_SIZE`."""
+NormPlace = Literal["post", "pre"]
+KINDS = {"norm": get_args(NormPlace), "norm_kind": get_args(NormKind), "activation": get_args(Activation)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class ModelConfig:
     """Width of a head; heads times this need not be the model width."""
     inner_dim: int = 512
     """Width inside the feed-forward."""
-    norm: Literal["post", "pre"] = "post"
+    norm: NormPlace = "post"
     """The norm after each residual sum, or before each branch."""
     final_norm: bool = False
     """A norm after the last layer (the published pre-norm model has none)."""
@@ -98,6 +100,7 @@ class ModelConfig:
     init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
@@ -115,6 +118,15 @@ class ModelConfig:
                 f"{type(self.positions).__name__} positions are absolute: memory slots would have the positions of the "
                 "segment; set the memory length to 0 or use relative positions"
             )
+
+    def _check_kinds(self) -> None:
+        for name, kinds in KINDS.items():
+            if getattr(self, name) not in kinds:
+                raise ValueError(f"{name} = {getattr(self, name)!r} is not one of {', '.join(kinds)}")
+        if not isinstance(self.memory, Plan):
+            raise ValueError(f"memory = {self.memory!r} is not a plan: write memory=Plan(long=XL(length=128))")
+        if not is_dataclass(self.positions):
+            raise ValueError(f"positions = {self.positions!r} are no configuration: write positions=Rotary()")
 
     @property
     def carries_gradient(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.config import digest
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, plural
 from mnemo.memory.protocol import (
     AuxiliaryLosses,
     Call,
@@ -28,7 +28,7 @@ from mnemo.memory.protocol import (
     Stage,
     widened,
 )
-from mnemo.memory.state import State, reset
+from mnemo.memory.state import State, leaves, reset
 from mnemo.model.config import ModelConfig, fingerprint_config
 from mnemo.model.embedding.modules import Softmax, TokenEmbedding
 from mnemo.model.init import initialize
@@ -122,6 +122,8 @@ class Model(nn.Module):
         """The state before a segment."""
         if state is None:
             state = self.init(len(tokens))
+        elif not torch.compiler.is_compiling():
+            _check_state(state, len(tokens))
         return state if starts is None else reset(state, starts)
 
     @torch.no_grad()
@@ -353,6 +355,16 @@ class Model(nn.Module):
         worst = low if low < lowest else high
         if not lowest <= worst < self.config.vocab_size:
             raise MnemoError(f"token id {worst} is outside the vocabulary of {self.config.vocab_size}")
+
+
+def _check_state(state: State, rows: int) -> None:
+    """Raise MnemoError for the usual mistakes: output and state together, or the state of another batch."""
+    if isinstance(state, tuple) and isinstance(next(iter(state), None), Output):
+        raise MnemoError("expected a state, not the output with it: out, state = model(tokens, state)")
+    for path, leaf in leaves(state):
+        if len(leaf) != rows:
+            raise MnemoError(f"the state has {plural(len(leaf), 'row')} ({path}), the tokens have {rows}")
+        return
 
 
 def _sizes(config: ModelConfig) -> positions.Sizes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import os
+import shutil
 import signal
 import sys
 import types

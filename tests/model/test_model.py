@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -445,3 +446,29 @@ def test_token_ids_beyond_the_vocabulary_are_refused():
     out, _ = model(torch.tensor([[1, 2]]))
     with pytest.raises(MnemoError, match="token id -2"):
         model.loss(out, torch.tensor([[1, -2]]))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"memory": XL(length=8)}, r"memory = XL\(.* is not a plan: write memory=Plan\(long="),
+        ({"memory": "xl"}, "memory = 'xl' is not a plan"),
+        ({"positions": "rotary"}, "positions = 'rotary' are no configuration: write positions=Rotary"),
+        ({"norm_kind": "foo"}, "norm_kind = 'foo' is not one of layer, rms"),
+        ({"norm": "before"}, "norm = 'before' is not one of post, pre"),
+        ({"activation": "swish"}, "activation = 'swish' is not one of relu, "),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(field: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**field)
+
+
+def test_states_that_do_not_belong_to_the_tokens_are_refused() -> None:
+    model = Model(ModelConfig(vocab_size=7, dim=8, num_layers=1, num_heads=1, head_dim=8, inner_dim=8))
+    tokens = torch.zeros(3, 4, dtype=torch.int64)
+    both: Any = model(tokens)
+    with pytest.raises(MnemoError, match="the state has 3 rows .*, the tokens have 2"):
+        model(tokens[:2], both[1])
+    with pytest.raises(MnemoError, match="not the output with it: out, state = model"):
+        model(tokens, both)
