@@ -77,7 +77,7 @@ class NoMemoryTokens:
     def open(self, feed: FeedRows) -> None:
         pass
 
-    def commit(self, feed: FeedRows) -> None:
+    def commit(self, feed: FeedRows, feed_copies: FeedRows) -> None:
         pass
 
     def state(self, layers: tuple[Any, ...]) -> State:
@@ -102,11 +102,15 @@ class OpenMemoryTokens:
         if self.num_read:
             self._feed_block(feed, 0)
 
-    def commit(self, feed: FeedRows) -> None:
-        """Compute the block whose outputs become the next segment's memory: the write block, or the read block."""
+    def commit(self, feed: FeedRows, feed_copies: FeedRows) -> None:
+        """Compute the block whose outputs become the next segment's memory: the write block, or the read block again.
+
+        `feed_copies`: leaves the stages as they are, which have read the read block already.
+        """
         config = self.memory.config
         if config.carries or config.num_written:
-            hidden = self._feed_block(feed, self.num_read + self.segment if config.num_written else 0)
+            last = self.num_read + self.segment
+            hidden = self._feed_block(feed, last) if config.num_written else self._feed_block(feed_copies, 0)
             self.tokens = self.memory.carry(self.tokens, self.model.finish(hidden).hidden, None)
 
     def _feed_block(self, feed: FeedRows, begin: int) -> Tensor:
@@ -204,9 +208,13 @@ class RowGroup:
     def _feed_rows(self, x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False) -> Tensor:
         return self.layers.feed(self.stages, x, begin, mask, written)
 
+    def _feed_copies(self, x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False) -> Tensor:
+        index = torch.arange(len(self.rows))
+        return self.layers.feed([stage.select(index) for stage in self.stages], x, begin, mask, written)
+
     def _commit(self) -> None:
         """Move the full segment into the memories: into memory tokens first, then into each stage's own."""
-        self.memory_tokens.commit(self._feed_rows)
+        self.memory_tokens.commit(self._feed_rows, self._feed_copies)
         for stage in self.stages:
             stage.commit()
         self.count = 0

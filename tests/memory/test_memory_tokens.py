@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
+from mnemo.inference.decoder import Decoder
 from mnemo.interop.parity import rmt
 from mnemo.interop.parity.comparison import check
-from mnemo.memory import XL, Lookahead, MemoryTokens, Plan, WithMemoryTokens
+from mnemo.memory import XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WithMemoryTokens
 from mnemo.memory.state import detach, leaves, nbytes, reset, select
 from mnemo.model import Model, ModelConfig
 from mnemo.model.layers import DropoutConfig
@@ -368,3 +369,25 @@ def test_a_gpu_gives_the_same_numbers(tokens: MemoryTokens) -> None:
     lengths = torch.tensor([4, 2])
     ragged = model(words[:, :4], lengths=lengths.cuda())[0].hidden[1, :2]
     assert_close(ragged, model(words[1:, :2])[0].hidden[0])
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        XL(length=5),
+        Compressive(length=4, compressed=6, ratio=2, function="most_used", loss="none"),
+        Infinite(length=4, basis=6, block=3, samples=16, widths=(0.1, 0.3), sticky=True),
+    ],
+    ids=["xl", "compressive", "infinite"],
+)
+def test_a_read_block_that_is_carried_on_is_attended_to_once(memory: Any) -> None:
+    """Two of these memories count attention. The block's outputs are computed again at the end of a segment."""
+    tokens = MemoryTokens(num=3, write=False, carry_read=True)
+    model, text = random_model(memory=Plan(long=memory), tokens=tokens), random_tokens(2, 40)
+    decoder, state, expected = Decoder(model, model.init(2, cached=True), segment=4), model.init(2, cached=True), []
+    with torch.no_grad():
+        for part in text.split(4, 1):
+            out, state = model(part, state)
+            expected.append(out.hidden)
+        fed = torch.cat([decoder.feed(token).hidden for token in text.split(1, 1)], 1)
+    assert_close(fed, torch.cat(expected, 1))
