@@ -30,11 +30,10 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli import overrides
-from mnemo.cli.arguments import IMPORT
 from mnemo.cli.run_arguments import require_corpus
 from mnemo.cli.train_start import find_start, take_given
 from mnemo.errors import MnemoError
-from mnemo.memory.own import imported_files
+from mnemo.memory.own import import_options
 from mnemo.recipes.memories import memory_name
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RUN_NAME, RUNS
@@ -98,8 +97,7 @@ def main(argv: list[str]) -> int:
 
 def _command(argv: Sequence[str]) -> str:
     """What measures the same again."""
-    imports = [word for file in imported_files() for word in (IMPORT, file)]
-    return shlex.join(["mnemo", "sweep", *(word for word in argv if word != "--json"), *imports])
+    return shlex.join(["mnemo", "sweep", *(word for word in argv if word != "--json"), *import_options()])
 
 
 def _memories(words: str) -> list[str]:

@@ -43,6 +43,7 @@ job that has failed, which then resumes from its last checkpoint.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
+from mnemo.memory.own import import_options
 from mnemo.recipes.presets import format_presets
 from mnemo.recipes.recipe import Recipe
 from mnemo.start import starting
@@ -280,7 +282,9 @@ def _run(
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
     outcome = train(folder, monitor=watcher, tracker=tracker, world=world, overrides=changes, rates=rates)
     if outcome.signal is not None and not outcome.finished:
-        watcher.note(f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}")
+        watcher.note(
+            f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}{_imports()}"
+        )
         return 128 + outcome.signal
     if not is_main():
         return 0
@@ -296,10 +300,15 @@ def _run(
     return 0
 
 
+def _imports() -> str:
+    return "".join(f" {shlex.quote(word)}" for word in import_options())
+
+
 def _next_commands(folder: Path, preset: str | None) -> str:
     if preset is not None:
-        return f"next: mnemo eval {folder}"
+        return f"next: mnemo eval {folder}{_imports()}"
     run = "" if folder.parent == RUNS else f" {folder}"  # without a name, verbs use the last run in ./runs
+    run += _imports()
     return f"next: mnemo chat{run}, mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
 
 

@@ -48,7 +48,9 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_train_resume_eval_read_and_generate(capsys: pytest.CaptureFixture[str]) -> None:
     mnemo(*TRAIN, *IMPORT, "--memory", "average", "--train.steps", "2", "--name", "own")
-    assert "memory: 1 slot in every layer (Average)" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "memory: 1 slot in every layer (Average)" in shown.err
+    assert "next: mnemo chat --import my_memory.py, mnemo generate --import my_memory.py, " in shown.out
     stored = json.loads(Path("runs/own/recipe.json").read_text())
     assert stored["imports"] == [{"name": "Average", "file": "my_memory.py"}]
     mnemo("train", "--resume", "own", "--train.steps", "4", *IMPORT)
