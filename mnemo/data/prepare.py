@@ -41,6 +41,8 @@ def prepare(
 ) -> Corpus:
     """Prepare a corpus: one of `CORPORA`, downloaded or from `source`, or any text files under a new name.
 
+    A corpus of that name is replaced. Runs that were trained on another text of that name cannot be resumed then.
+
     `source`: a file, a folder, an archive, or a text as bytes.
     `tokenizer`: by default the published one for a known corpus, and bytes for others.
     `vocab_size`: largest vocabulary, for words and BPE.

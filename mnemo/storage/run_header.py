@@ -29,6 +29,8 @@ TOKENIZER, BEST, METRICS = "tokenizer.json", "best.json", "metrics.jsonl"
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
 CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"
+TRANSFORMERS = "config.json"
+"""In the folder of a model of transformers."""
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
 DECODINGS: tuple[Decoding, ...] = get_args(Decoding)
@@ -84,6 +86,13 @@ def no_run(name: str, runs: Path = RUNS) -> MnemoError:
     inside = [*run_folders(Path(name)), *below, *_cells(Path(name)), *_cells(runs / name)]
     if inside:
         return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {inside[0]}")
+    folder = next((each for each in (Path(name), runs / name) if each.is_dir()), None)
+    if folder is not None and (folder / TRANSFORMERS).is_file():
+        return MnemoError(
+            f"{folder} is a model of transformers, not a run: import mnemo.hf, and load it with transformers"
+        )
+    if folder is not None and (folder / CHECKPOINTS).is_dir():
+        return MnemoError(f"{folder} is a damaged run: it has no {RECIPE}")
     if Path(name).is_dir():
         hint = f"mnemo train {name} trains on a folder of texts, other verbs take a single one"
         return MnemoError(f"{name} is not a run: it has no {RECIPE}; {hint}")

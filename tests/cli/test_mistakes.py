@@ -76,6 +76,8 @@ MISTAKES = {
     "eval book.txt": "book.txt is a file, not a run",
     "eval runs": "runs is a folder of runs, not a run: name one of them, such as runs/done",
     "eval empty": "empty is not a run: it has no recipe.json; mnemo train empty trains on a folder of texts",
+    "eval tuned": "tuned is a model of transformers, not a run: import mnemo.hf, and load it with transformers",
+    "eval broken": "runs/broken is a damaged run: it has no recipe.json",
     "eval /dev/null": "/dev/null is a device, not a run",
     "eval runs/don": "unknown run 'don'; did you mean 'done'?",
     "eval python": "'python' is a corpus, not a run: mnemo train python trains on it",
@@ -145,6 +147,9 @@ MISTAKES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(tiny_run(), tmp_path / "runs" / "done")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "broken" / "checkpoints").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "dangling.txt").symlink_to("gone.txt")
     (tmp_path / "book.txt").write_text(sample_text(), encoding="utf-8")
