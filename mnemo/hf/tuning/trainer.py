@@ -32,6 +32,7 @@ from mnemo.hf.tuning.batches import BookDraw, Draw, TrainingSamples
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
+from mnemo.training.stop_signals import Stop
 
 DECISIONS = "curriculum.json"
 """The curriculum at the step of a Trainer checkpoint"""
@@ -163,6 +164,19 @@ def _plan(options: Tuning) -> str:
 
 def _only(batches: Any) -> Any:
     return batches
+
+
+class StopAtSignal(TrainerCallback):
+    """Ends training after the step in which a signal has come, with a checkpoint."""
+
+    def __init__(self, stop: Stop, say: Say) -> None:
+        self._stop, self._say = stop, say
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._stop.signal is not None:
+            self._say(f"saving after step {state.global_step:,}")
+            control.should_training_stop = True
+            control.should_save = True
 
 
 class _Course(TrainerCallback):

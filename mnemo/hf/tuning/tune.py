@@ -25,12 +25,13 @@ from mnemo.hf.tuning.book_loss import book_ids, book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.results import ResultsFile
 from mnemo.hf.tuning.speed import measure_speed
-from mnemo.hf.tuning.trainer import MemoryTrainer, Say, compiling, precision_context
+from mnemo.hf.tuning.trainer import MemoryTrainer, Say, StopAtSignal, compiling, precision_context
 from mnemo.hf.tuning.zero_shot import zero_shot
 from mnemo.memory import Associative
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.tuning import Stage, Tuning, usual_stages
 from mnemo.storage.weights import pick_device
+from mnemo.training.stop_signals import Stop, stop_on_signals
 
 MODEL, ADAPTER = "model", "adapter"
 NUM_RANDOM_TOKENS = 64
@@ -43,13 +44,20 @@ class Tuned:
     model: Any
     tokenizer: Any
     results: list[Accuracy]
-    """Empty if training was paused"""
+    """Empty if training was paused or stopped"""
     folder: Path | None
-    """Folder for `from_pretrained`; None if training was paused"""
+    """Folder for `from_pretrained`; None if training was paused or stopped"""
+    steps: int
+    """Steps of all calls"""
+    signal: int | None = None
+    """The signal that has stopped training"""
 
 
 def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tuned:
-    """Train a model with memory on a task of BABILong, starting with few segments, and measure it by length."""
+    """Train a model with memory on a task of BABILong, starting with few segments, and measure it by length.
+
+    A signal such as that of Ctrl-C ends training after its step, with a checkpoint.
+    """
     data = load_data(options.task, options.data)
     model, tokenizer = load_model(options)
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
@@ -62,11 +70,14 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     books = book_ids(test.background, options.segment) if options.book_loss else None
     before = None if books is None or options.resume else _book_loss(model, books, options)
     trainer = MemoryTrainer(model, options, train, held_out, say)
-    steps = _train(trainer, last_checkpoint(options.out) if options.resume else None)
+    with stop_on_signals(tell=True) as stop:
+        steps = _train(trainer, last_checkpoint(options.out) if options.resume else None, stop)
     memory_model(model).config.segment = options.segment
+    if stop.signal is not None:
+        return Tuned(model, tokenizer, [], None, steps, stop.signal)
     if trainer.course.paused:
         say(f"paused after step {steps:,}; continue with --resume")
-        return Tuned(model, tokenizer, [], None)
+        return Tuned(model, tokenizer, [], None, steps)
     reached = options.curriculum[: trainer.curriculum.stage + 1]
     if options.tokens and all(stage.segments == 1 for stage in reached) and len(options.curriculum) > len(reached):
         say("training ended with samples of one segment, so that the memory learned nothing: train longer")
@@ -78,13 +89,14 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     results = evaluate(model, test, options, tokenizer.decode, show, file.add)
     folder = save(model, tokenizer, options, results, steps)
     file.draw()
-    return Tuned(model, tokenizer, results, folder)
+    return Tuned(model, tokenizer, results, folder, steps)
 
 
-def _train(trainer: MemoryTrainer, checkpoint: str | None) -> int:
+def _train(trainer: MemoryTrainer, checkpoint: str | None, stop: Stop) -> int:
     """Train from the start or from a checkpoint, which is only loaded if it has all its steps; returns the steps."""
     done = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
     if done < trainer.options.max_steps:
+        trainer.add_callback(StopAtSignal(stop, trainer.course.say))
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer.state.global_step
     if checkpoint is not None:
