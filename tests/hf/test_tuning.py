@@ -469,7 +469,7 @@ def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.Capt
     text = tiny_tokenizer().decode(ids)
     assert 340 < len(ids) <= 400 - NEW_TOKENS
     assert sample.story.question in text and all(fact in " ".join(text.split()) for fact in sample.story.facts)
-    assert main([*words[:2], "--zero-shot", "--test", "1x60", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert main([*words[:2], "--zero-shot", "--test", "1x60", "--device", "cpu", "--out", str(tmp_path / "other")]) == 2
     assert "60 tokens have no room for a prompt" in capsys.readouterr().err
 
 

@@ -23,9 +23,10 @@ from mnemo.hf.tuning.accuracy import Accuracy, Decode, accuracy
 from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.book_loss import book_ids, book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.hf.tuning.output_folder import ADAPTER, MODEL, last_checkpoint, require_free, step_of
 from mnemo.hf.tuning.results import ResultsFile
 from mnemo.hf.tuning.speed import measure_speed
-from mnemo.hf.tuning.trainer import MemoryTrainer, Say, StopAtSignal, compiling, precision_context
+from mnemo.hf.tuning.trainer import METRICS, MemoryTrainer, Say, StopAtSignal, compiling, precision_context
 from mnemo.hf.tuning.zero_shot import zero_shot
 from mnemo.memory import Associative
 from mnemo.progress import ShowProgress, silent
@@ -33,7 +34,6 @@ from mnemo.recipes.tuning import Stage, Tuning, usual_stages
 from mnemo.storage.weights import pick_device
 from mnemo.training.stop_signals import Stop, stop_on_signals
 
-MODEL, ADAPTER = "model", "adapter"
 NUM_RANDOM_TOKENS = 64
 NUM_WARM_UP = 3
 """Segments that use all compiled functions: a first one, one between, and a last one"""
@@ -58,6 +58,8 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
 
     A signal such as that of Ctrl-C ends training after its step, with a checkpoint.
     """
+    require_free(options)
+    checkpoint = last_checkpoint(options) if options.resume else None
     data = load_data(options.task, options.data)
     model, tokenizer = load_model(options)
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
@@ -65,13 +67,15 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
         options = replace(options, stages=usual_stages(train.longest_story(), options.segment))
     check_room(train, options.curriculum)
     options.out.mkdir(parents=True, exist_ok=True)
+    if checkpoint is None:
+        (options.out / METRICS).unlink(missing_ok=True)  # of a call that was ended before its first checkpoint
     test = build_task(data, "test", tokenizer, options.background)
     check_room(test, [stage for stage, _ in options.tests])
     books = book_ids(test.background, options.segment) if options.book_loss else None
     before = None if books is None or options.resume else _book_loss(model, books, options)
     trainer = MemoryTrainer(model, options, train, held_out, say)
     with stop_on_signals(tell=True) as stop:
-        steps = _train(trainer, last_checkpoint(options.out) if options.resume else None, stop)
+        steps = _train(trainer, checkpoint, stop)
     memory_model(model).config.segment = options.segment
     if stop.signal is not None:
         return Tuned(model, tokenizer, [], None, steps, stop.signal)
@@ -92,15 +96,15 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     return Tuned(model, tokenizer, results, folder, steps)
 
 
-def _train(trainer: MemoryTrainer, checkpoint: str | None, stop: Stop) -> int:
+def _train(trainer: MemoryTrainer, checkpoint: Path | None, stop: Stop) -> int:
     """Train from the start or from a checkpoint, which is only loaded if it has all its steps; returns the steps."""
-    done = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
+    done = 0 if checkpoint is None else step_of(checkpoint)
     if done < trainer.options.max_steps:
         trainer.add_callback(StopAtSignal(stop, trainer.course.say))
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return trainer.state.global_step
     if checkpoint is not None:
-        trainer._load_from_checkpoint(checkpoint)
+        trainer._load_from_checkpoint(str(checkpoint))
     return done
 
 
@@ -112,6 +116,7 @@ def _book_loss(model: Any, ids: Tensor, options: Tuning) -> dict[str, float]:
 
 def measure_zero_shot(options: Tuning, say: Say = print, show: ShowProgress = silent) -> list[Accuracy]:
     """Test the model as it is, with prompts; writes results.json."""
+    require_free(options)
     tokenizer, model = load_backbone(options)
     task = build_task(load_data(options.task, options.data), "test", tokenizer, options.background)
     file = ResultsFile(options, CurriculumState(), 0, say)
@@ -205,13 +210,6 @@ def typical_row_size(backbone: Any) -> float:
     # The first token of a text has far larger rows than others in many models.
     sizes = [layer[0, 1:].float().square().mean(-1).sqrt().median() for layer in rows]
     return round(float(torch.stack(sizes or [torch.ones(())]).median()), 2)
-
-
-def last_checkpoint(folder: Path) -> str:
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    if not found:
-        raise MnemoError(f"{folder} has no checkpoint to resume")
-    return str(found[-1])
 
 
 def evaluate(

@@ -1,0 +1,88 @@
+"""The output folder of tuning: nothing is replaced unasked, and only a checkpoint that fits is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.real_models import TINY_LLAMA
+
+from mnemo import MnemoError
+from mnemo.cli import main
+from mnemo.data.babilong import folder
+from mnemo.hf.tuning.output_folder import last_checkpoint
+from mnemo.hf.tuning.tune import tune
+from mnemo.recipes.tuning import Tuning
+
+
+def options(out: Path, **changes: Any) -> Tuning:
+    small: dict[str, Any] = dict(
+        model=str(TINY_LLAMA),
+        memory="tokens",
+        book_steps=0.0,
+        segment=64,
+        stages=("1x96", "2"),
+        promote=0.0,
+        tokens=4,
+        batch=2,
+        micro_batch=2,
+        steps=2,
+        check_every=2,
+        check_samples=2,
+        test=("2:2",),
+        device="cpu",
+    )
+    return Tuning(out=out, **(small | changes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_text() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "GENERATED_SENTENCES", 500)
+        yield
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["results.json", "model", "adapter", "checkpoint-3"])
+def test_what_an_earlier_call_has_left_is_not_replaced(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    words = ["tune", str(TINY_LLAMA), "--out", str(tmp_path)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / name} is of an earlier call, and would be replaced" in said and "name another --out" in said
+    assert ("--resume" in said) == name.startswith("checkpoint")
+    assert main([*words, "--zero-shot"]) == 2
+    assert str(tmp_path / name) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+def test_a_test_without_training_does_not_replace_results_of_training(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(MnemoError, match="is of a trained model"):
+        tune(options(tmp_path, zero_shot=True, resume=True))
+
+
+def test_a_file_as_output_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["tune", str(TINY_LLAMA), "--out", str(tmp_path / "file")]) == 2
+    assert f"{tmp_path / 'file'} is a file; --out names a folder" in capsys.readouterr().err
+
+
+def test_the_last_checkpoint_is_that_of_the_most_steps(tmp_path: Path) -> None:
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-old"):
+        (tmp_path / name).mkdir()
+    assert last_checkpoint(options(tmp_path)) == tmp_path / "checkpoint-10"
+
+
+def test_metrics_of_a_call_without_a_checkpoint_are_not_continued(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("{}\n")
+    tune(options(tmp_path), say=silent)
+    assert len(metrics.read_text().splitlines()) == 1 and "accuracy" in metrics.read_text()
