@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.real_models import TINY_LLAMA
+from helpers.real_models import TINY_LLAMA, tiny_llama
 
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import folder
-from mnemo.hf.tuning.output_folder import last_checkpoint
+from mnemo.hf.tuning.output_folder import describe, last_checkpoint, record, require_same
 from mnemo.hf.tuning.tune import tune
 from mnemo.recipes.tuning import Tuning
 
@@ -86,3 +87,61 @@ def test_metrics_of_a_call_without_a_checkpoint_are_not_continued(tmp_path: Path
     metrics.write_text("{}\n")
     tune(options(tmp_path), say=silent)
     assert len(metrics.read_text().splitlines()) == 1 and "accuracy" in metrics.read_text()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    """Options of a folder that has reached its second stage."""
+    made = options(tmp_path_factory.mktemp("trained"), stages=("1x96", "2"))
+    tune(made, say=silent)
+    return dataclasses.replace(made, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 8}, "was made with --tokens 4: resume with what it was made with, or name another --out"),
+        ({"memory": "associative"}, "was made with --memory tokens:"),
+        ({"lora": 4}, "was made with --lora 0:"),
+        ({"lora": 4, "steps": 9}, "was made with --lora 0:"),
+        ({"freeze": True, "attend_previous": True}, "was made without --attend-previous and without --freeze:"),
+        ({"stages": ("1x96",)}, "checkpoint-2 has reached stage 2; the stages are 1x96: give more with --stages"),
+    ],
+)
+def test_other_options_than_those_of_the_checkpoint_are_refused(
+    changes: dict[str, Any], message: str, trained: Tuning
+) -> None:
+    before = (trained.out / "results.json").read_bytes()
+    with pytest.raises(MnemoError, match=message):
+        tune(dataclasses.replace(trained, **changes), say=silent)
+    assert (trained.out / "results.json").read_bytes() == before
+
+
+def test_options_that_do_not_define_the_weights_can_change(trained: Tuning) -> None:
+    changed = dataclasses.replace(trained, segment=96, rate=1e-5, bounded=False, seed=3, test=("1:2",))
+    assert [result.tokens for result in tune(changed, say=silent).results] == [96]
+
+
+def test_another_model_is_refused_whatever_its_folder_is(tmp_path: Path) -> None:
+    made, model = options(tmp_path), tiny_llama()
+    record(made, describe(made, model))
+    moved = dataclasses.replace(made, model="elsewhere")
+    require_same(moved, describe(moved, model))
+    model.model.layers[-1].mlp.up_proj.weight.data[0, 0] += 1
+    with pytest.raises(MnemoError, match=f"was made with {TINY_LLAMA}: resume"):
+        require_same(moved, describe(moved, model))
+    with pytest.raises(MnemoError, match=f"was made with other weights of {TINY_LLAMA}: resume"):
+        require_same(made, describe(made, model))
+
+
+def test_an_unbounded_memory_is_not_resumed_as_a_bounded_one(tmp_path: Path) -> None:
+    made = options(tmp_path, memory="associative", bounded=False)
+    record(made, describe(made, tiny_llama()))
+    bounded = dataclasses.replace(made, bounded=True)
+    with pytest.raises(MnemoError, match="was made with --no-bounded: resume"):
+        require_same(bounded, describe(bounded, tiny_llama()))
+
+
+def test_folders_of_earlier_versions_are_resumed(trained: Tuning) -> None:
+    (trained.out / "tuning.json").unlink()
+    assert tune(trained, say=silent).results

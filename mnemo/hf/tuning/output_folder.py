@@ -1,15 +1,30 @@
-"""The folder that `mnemo tune` writes."""
+"""The folder that `mnemo tune` writes: whether it is free, and whether its last checkpoint fits the options.
+
+tuning.json   written before training: the options that define the weights, and a checksum of the model without memory
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from mnemo.errors import MnemoError
+from mnemo.files import checksum
+from mnemo.files.json_file import load_json, write_json
+from mnemo.hf.memory_tokens.backbone import body_of
 from mnemo.hf.tuning.results import RESULTS
+from mnemo.hf.tuning.trainer import DECISIONS
 from mnemo.recipes.tuning import Tuning
 
 MODEL, ADAPTER = "model", "adapter"
 CHECKPOINT = "checkpoint-"
+RECORD = "tuning.json"
+DEFINING = ("memory", "bounded", "tokens", "start", "attend_previous", "lora", "freeze")
+"""Options that define the weights, or what the model computes with them; others can change on resume"""
+NUM_SAMPLED = 256
+"""Numbers of each weight in a model's checksum"""
 
 
 def require_free(options: Tuning) -> None:
@@ -45,3 +60,52 @@ def step_of(checkpoint: Path) -> int:
 
 def _step(checkpoint: Path) -> str:
     return checkpoint.name.removeprefix(CHECKPOINT)
+
+
+def describe(options: Tuning, backbone: Any) -> dict[str, Any]:
+    """Return what checkpoints depend on; `backbone` is the model without memory, before training."""
+    chosen = {name: getattr(options, name) for name in DEFINING}
+    chosen |= {"memory": options.kind, "bounded": options.bounded or options.kind == "tokens"}
+    return {"model": options.model, "weights": sampled_checksum(backbone), "options": chosen}
+
+
+def record(options: Tuning, made: dict[str, Any]) -> None:
+    write_json(options.out / RECORD, made)
+
+
+@torch.no_grad()
+def sampled_checksum(backbone: Any) -> str:
+    """Return the checksum of the first numbers of every weight: models are told apart, whatever their folder is."""
+    first = [weight.flatten()[:NUM_SAMPLED].float().cpu() for weight in body_of(backbone).parameters()]
+    return checksum.of_bytes(torch.cat(first).numpy())
+
+
+def require_same(options: Tuning, given: dict[str, Any]) -> None:
+    """Refuse to resume with another model or memory than the folder's; folders of version 0.2.0 do not record it."""
+    if not (options.out / RECORD).is_file():
+        return
+    made = load_json(options.out / RECORD)
+    others = [_word(name, value) for name, value in made["options"].items() if value != given["options"].get(name)]
+    if made["weights"] != given["weights"]:
+        others.append(f"with {'other weights of ' if made['model'] == given['model'] else ''}{made['model']}")
+    if others:
+        raise MnemoError(
+            f"{options.out} was made {' and '.join(others)}: resume with what it was made with, or name another --out"
+        )
+
+
+def _word(name: str, value: Any) -> str:
+    option = f"--{name.replace('_', '-')}"
+    if name == "bounded":
+        option, value = "--no-bounded", not value
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {option}"
+    return f"with {option} {value}"
+
+
+def require_stages(checkpoint: Path, options: Tuning) -> None:
+    """Refuse a curriculum that ends before the stage that a checkpoint has reached."""
+    reached, stages = len(load_json(checkpoint / DECISIONS)["begins"]), options.curriculum
+    if reached > len(stages):
+        listed = " ".join(map(str, stages))
+        raise MnemoError(f"{checkpoint} has reached stage {reached}; the stages are {listed}: give more with --stages")

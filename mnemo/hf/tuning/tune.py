@@ -23,7 +23,17 @@ from mnemo.hf.tuning.accuracy import Accuracy, Decode, accuracy
 from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.book_loss import book_ids, book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
-from mnemo.hf.tuning.output_folder import ADAPTER, MODEL, last_checkpoint, require_free, step_of
+from mnemo.hf.tuning.output_folder import (
+    ADAPTER,
+    MODEL,
+    describe,
+    last_checkpoint,
+    record,
+    require_free,
+    require_same,
+    require_stages,
+    step_of,
+)
 from mnemo.hf.tuning.results import ResultsFile
 from mnemo.hf.tuning.speed import measure_speed
 from mnemo.hf.tuning.trainer import METRICS, MemoryTrainer, Say, StopAtSignal, compiling, precision_context
@@ -61,7 +71,11 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     require_free(options)
     checkpoint = last_checkpoint(options) if options.resume else None
     data = load_data(options.task, options.data)
-    model, tokenizer = load_model(options)
+    tokenizer, backbone = load_backbone(options)
+    made = describe(options, backbone)
+    if checkpoint is not None:
+        require_same(options, made)
+    model = _prepared(backbone, options, tokenizer)
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
     if not options.stages:
         options = replace(options, stages=usual_stages(train.longest_story(), options.segment))
@@ -69,6 +83,9 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     options.out.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
         (options.out / METRICS).unlink(missing_ok=True)  # of a call that was ended before its first checkpoint
+        record(options, made)
+    else:
+        require_stages(checkpoint, options)
     test = build_task(data, "test", tokenizer, options.background)
     check_room(test, [stage for stage, _ in options.tests])
     books = book_ids(test.background, options.segment) if options.book_loss else None
@@ -132,12 +149,9 @@ def measure_zero_shot(options: Tuning, say: Say = print, show: ShowProgress = si
 
 
 def load_model(options: Tuning) -> tuple[Any, Any]:
-    """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
+    """Load a model and add memory to it; returns it with its tokenizer."""
     tokenizer, backbone = load_backbone(options)
-    model = _with_memory(backbone, options, tokenizer)
-    if options.compiled:
-        compile_layers(memory_model(model))
-    return model, tokenizer
+    return _prepared(backbone, options, tokenizer), tokenizer
 
 
 def load_backbone(options: Tuning) -> tuple[Any, Any]:
@@ -162,6 +176,14 @@ def load_backbone(options: Tuning) -> tuple[Any, Any]:
 def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
     """Measure tokens per second of the model with memory and without."""
     return measure_speed(load_model(options)[0], options, say)
+
+
+def _prepared(backbone: Any, options: Tuning, tokenizer: Any) -> Any:
+    """Add memory, and compile the layers if that is wanted."""
+    model = _with_memory(backbone, options, tokenizer)
+    if options.compiled:
+        compile_layers(memory_model(model))
+    return model
 
 
 def _with_memory(model: Any, options: Tuning, tokenizer: Any) -> Any:
