@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from mnemo.cli import arguments, console
 from mnemo.errors import MnemoError
 from mnemo.recipes.tuning import Tuning
+from mnemo.storage.run_identity import RECIPE
 
 if TYPE_CHECKING:
     from mnemo.hf.tuning.tune import Tuned
@@ -78,6 +79,8 @@ def _check_model(name: str) -> None:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise MnemoError(f"'{name}' does not exist")
+    elif (path / RECIPE).is_file():
+        raise MnemoError(f"'{name}' is a run of mnemo train, not a Hugging Face model")
     elif not path.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise MnemoError(f"'{name}' is no folder; models of the Hugging Face hub are named OWNER/NAME")
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, require_not_negative, require_positive
 from mnemo.recipes.option_types import Several
 
 MemoryKind = Literal["tokens", "associative"]
@@ -84,7 +84,7 @@ class Tuning:
     """Characters of books to use at most in each split."""
     memory: MemoryKind = "associative"
     """An associative memory in every layer (ARMT), or memory tokens alone (RMT), which learn more slowly."""
-    bounded: bool = True
+    bounded: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: limited)")] = True
     """Associative memory: writing is limited, since the memory would grow exponentially over hundreds of segments.
     --no-bounded removes the limit, as published."""
     tokens: int = 16
@@ -196,8 +196,14 @@ class Tuning:
             raise MnemoError("--mix, --cooldown, --promote, --far and --recall are shares from 0 to 1")
         if not 0 <= self.book_steps < 1:
             raise MnemoError(f"--book-steps {self.book_steps} is a share from 0 to below 1: other steps train answers")
-        if self.rate <= 0 or self.memory_rate <= 0:
-            raise MnemoError("--rate and --memory-rate must be positive")
+        for name in ("rate", "memory_rate", "steps", "minutes", "save_every"):
+            require_positive(f"--{name.replace('_', '-')}", getattr(self, name))
+        for name in ("tokens", "lora", "bptt", "warmup"):
+            require_not_negative(f"--{name.replace('_', '-')}", getattr(self, name))
+        if self.pause_after is not None and not 0 <= self.pause_after < math.inf:
+            raise MnemoError(f"--pause-after {self.pause_after} must be minutes from 0 on")
+        if not 0 <= self.seed < 2**32:  # numpy's limit
+            raise MnemoError(f"--seed {self.seed} must be from 0 to {2**32 - 1}")
         if self.freeze and (self.lora or not self.tokens):
             raise MnemoError("--freeze trains the memory alone: leave out --lora, and use at least one memory token")
         _ = self.curriculum

@@ -327,7 +327,7 @@ def test_usual_stages_begin_with_segments_of_the_length_of_a_story(tmp_path: Pat
 
 
 def test_minutes_end_training(tmp_path: Path) -> None:
-    tuned = tune(options(out=tmp_path, steps=None, minutes=0.0, test=("2",)), say=lambda _: None)
+    tuned = tune(options(out=tmp_path, steps=None, minutes=1e-6, test=("2",)), say=lambda _: None)
     assert [result.segments for result in tuned.results] == [2]
     assert (tmp_path / "checkpoint-1").is_dir()
     further = options(out=tmp_path, steps=3, minutes=9.0, test=("2",), resume=True)

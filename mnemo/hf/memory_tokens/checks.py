@@ -73,7 +73,8 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
             previous = ", with the previous segment," if before else ""
             raise MnemoError(
                 f"segment {config.segment} and {config.tokens} memory tokens{previous} need {rows} positions, but the "
-                f"backbone has {limit}: " + (f"use segment={room} or less" if room > 0 else "use fewer memory tokens")
+                f"backbone has {limit}: "
+                + (f"use segment={room} or less (--segment {room})" if room > 0 else "use fewer memory tokens")
             )
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
     total = before + config.segment + config.num_read + num_written
