@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.real_models import TINY_LLAMA, tiny_llama
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import folder
-from mnemo.hf.tuning.output_folder import describe, last_checkpoint, record, require_same
+from mnemo.hf.tuning.output_folder import checkpoints, describe, last_checkpoint, record, require_same
 from mnemo.hf.tuning.tune import tune
 from mnemo.recipes.tuning import Tuning
 
@@ -79,7 +80,7 @@ def test_a_file_as_output_folder_is_one_line(tmp_path: Path, capsys: pytest.Capt
 def test_the_last_checkpoint_is_that_of_the_most_steps(tmp_path: Path) -> None:
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-old"):
         (tmp_path / name).mkdir()
-    assert last_checkpoint(options(tmp_path)) == tmp_path / "checkpoint-10"
+    assert checkpoints(options(tmp_path)) == [tmp_path / "checkpoint-9", tmp_path / "checkpoint-10"]
 
 
 def test_metrics_of_a_call_without_a_checkpoint_are_not_continued(tmp_path: Path) -> None:
@@ -95,6 +96,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     made = options(tmp_path_factory.mktemp("trained"), stages=("1x96", "2"))
     tune(made, say=silent)
     return dataclasses.replace(made, resume=True)
+
+
+@pytest.fixture(scope="module")
+def with_lora(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    pytest.importorskip("peft")
+    made = options(tmp_path_factory.mktemp("lora"), lora=2)
+    tune(made, say=silent)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -145,3 +154,51 @@ def test_an_unbounded_memory_is_not_resumed_as_a_bounded_one(tmp_path: Path) -> 
 def test_folders_of_earlier_versions_are_resumed(trained: Tuning) -> None:
     (trained.out / "tuning.json").unlink()
     assert tune(trained, say=silent).results
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("*.safetensors", damage, "is not the file that was saved: its checksum is another one"),
+        ("*.safetensors", empty, "is truncated or not safetensors"),
+        ("*.safetensors", Path.unlink, "checkpoint-2 has no weights"),
+        ("optimizer.pt", damage, "optimizer.pt is damaged"),
+        ("optimizer.pt", empty, "optimizer.pt is damaged"),
+        ("optimizer.pt", Path.unlink, "optimizer.pt is missing"),
+        ("rng_state.pth", empty, "rng_state.pth is damaged"),
+        ("scheduler.pt", Path.unlink, "scheduler.pt is missing"),
+        ("trainer_state.json", empty, "trainer_state.json"),
+        ("curriculum.json", Path.unlink, "curriculum.json is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_resumed(
+    lora: int, name: str, change: Any, message: str, trained: Tuning, with_lora: Tuning, tmp_path: Path
+) -> None:
+    source = (with_lora if lora else trained).out
+    shutil.copytree(source / "checkpoint-2", tmp_path / "checkpoint-2")
+    further = options(tmp_path, resume=True, lora=lora, steps=3)
+    assert last_checkpoint(further) == tmp_path / "checkpoint-2"
+    (path,) = (tmp_path / "checkpoint-2").glob(name)
+    change(path)
+    with pytest.raises(MnemoError, match=message):
+        last_checkpoint(further)
+    (tmp_path / "checkpoint-1").mkdir()
+    with pytest.raises(MnemoError, match=f"{message}.*; without checkpoint-2, --resume continues checkpoint-1"):
+        last_checkpoint(further)
+
+
+def test_a_test_alone_needs_no_optimizer(trained: Tuning, tmp_path: Path) -> None:
+    shutil.copytree(trained.out / "checkpoint-2", tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()
+    assert tune(options(tmp_path, resume=True), say=silent).results

@@ -5,6 +5,7 @@ tuning.json   written before training: the options that define the weights, and 
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import torch
 from mnemo.errors import MnemoError
 from mnemo.files import checksum
 from mnemo.files.json_file import load_json, write_json
+from mnemo.files.safe_load import load_object
+from mnemo.files.tensor_file import require_whole
 from mnemo.hf.memory_tokens.backbone import body_of
+from mnemo.hf.safe_folder import check_folder
 from mnemo.hf.tuning.results import RESULTS
 from mnemo.hf.tuning.trainer import DECISIONS
 from mnemo.recipes.tuning import Tuning
 
 MODEL, ADAPTER = "model", "adapter"
 CHECKPOINT = "checkpoint-"
+STATE = "trainer_state.json"
+OPTIMIZER = ("optimizer.pt", "scheduler.pt")
 RECORD = "tuning.json"
 DEFINING = ("memory", "bounded", "tokens", "start", "attend_previous", "lora", "freeze")
 """Options that define the weights, or what the model computes with them; others can change on resume"""
@@ -48,10 +54,52 @@ def checkpoints(options: Tuning) -> list[Path]:
 
 
 def last_checkpoint(options: Tuning) -> Path:
+    """Return the checkpoint that is resumed, after its files were verified."""
     found = checkpoints(options)
     if not found:
         raise MnemoError(f"{options.out} has no checkpoint to resume")
+    try:
+        _require_weights(found[-1])
+        if step_of(found[-1]) < options.max_steps:
+            _require_training_state(found[-1])
+    except MnemoError as error:
+        if len(found) == 1:
+            raise
+        raise MnemoError(f"{error}; without {found[-1].name}, --resume continues {found[-2].name}") from None
     return found[-1]
+
+
+def _require_weights(checkpoint: Path) -> None:
+    weights = list(checkpoint.glob("*.safetensors"))
+    if not weights:
+        raise MnemoError(f"{checkpoint} has no weights")
+    for path in weights:
+        require_whole(path)
+    check_folder(checkpoint)
+    _require_file(checkpoint / DECISIONS)
+
+
+def _require_training_state(checkpoint: Path) -> None:
+    for name in (STATE, *OPTIMIZER):
+        _require_file(checkpoint / name)
+    load_object(checkpoint / STATE)
+    for path in sorted([*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]):
+        if _is_damaged(path):
+            raise MnemoError(f"{path} is damaged: training cannot go on from it")
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise MnemoError(f"{path} is missing: training cannot go on without it")
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a file of torch.save, which is a ZIP archive, differs from the checksums in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is not None
+    except Exception:  # also those of zlib, bz2, lzma and struct
+        return True
 
 
 def step_of(checkpoint: Path) -> int:

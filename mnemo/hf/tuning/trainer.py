@@ -27,6 +27,7 @@ from transformers import (
 from mnemo.data.babilong.samples import BabiLong
 from mnemo.files.json_file import load_json, write_json
 from mnemo.hf.memory_tokens.curriculum import memory_model
+from mnemo.hf.safe_folder import write_checksums
 from mnemo.hf.tuning.accuracy import accuracy_by_segments
 from mnemo.hf.tuning.batches import BookDraw, Draw, TrainingSamples
 from mnemo.hf.tuning.curriculum import CurriculumState
@@ -234,6 +235,8 @@ class _Course(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        if self.options.lora:  # peft writes none
+            write_checksums(folder)
         write_json(folder / DECISIONS, self.curriculum.as_dict())
 
     def _plan_end(self, step: int) -> None:
