@@ -16,7 +16,7 @@ from mnemo.storage import sharded as shards
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.weights import check_like
 from mnemo.training.distributed import Rows
-from mnemo.training.optimizers import Average, NoAverage
+from mnemo.training.optimizers import Average, NoAverage, add_momentum_buffers
 from mnemo.training.processes import AnyWorld
 
 _ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -134,6 +134,8 @@ def _restore_optimizer(
     if expected is not None and any(moments.keys() != expected for moments in state.values()):
         raise MnemoError(f"{path} is of another optimizer: its moments have other names")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    if isinstance(optimizer, torch.optim.SGD):
+        add_momentum_buffers(optimizer)  # checkpoints of 0.2.0 lack those without a gradient so far
 
 
 def _step_count(tensor: Tensor, path: Path) -> Tensor:

@@ -36,10 +36,23 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimi
     ]
     lr, decay = config.lr, config.weight_decay
     if config.kind == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=config.momentum, weight_decay=decay, fused=True)
+        optimizer = torch.optim.SGD(groups, lr, momentum=config.momentum, weight_decay=decay, fused=True)
+        add_momentum_buffers(optimizer)
+        return optimizer
     kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
     beta1, beta2 = config.betas
     return kind(groups, lr, (beta1, beta2), eps=config.eps, weight_decay=decay, fused=True)
+
+
+def add_momentum_buffers(optimizer: torch.optim.SGD) -> None:
+    """Give every weight a momentum buffer; zeros where it has none, from which the first step is the plain gradient.
+
+    The fused step refuses weights of which some have a buffer and others, whose first gradient comes later, have none.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def _build_muon(model: Model, config: OptimizerConfig) -> Muon:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from helpers.tolerances import assert_close
 
 from mnemo.model import Model
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from mnemo.training.checkpoint_tensors import restore_training
 from mnemo.training.optimizers import (
     Average,
+    NoAverage,
     Plateau,
     build_optimizer,
     clip_gradients,
@@ -140,6 +143,34 @@ def test_optimizers_are_torchs_plain_ones(kind: str) -> None:
             optimizer.step()
     for ours_now, theirs_now in zip(ours_model.parameters(), their_model.parameters(), strict=True):
         assert_close(ours_now, theirs_now)
+
+
+MOMENTUM = OptimizerConfig(kind="sgd", lr=0.1, momentum=0.9)
+
+
+def test_momentum_begins_at_the_first_gradient_of_each_weight() -> None:
+    model, theirs = random_model(), random_model()
+    ours, reference = build_optimizer(model, MOMENTUM), torch.optim.SGD(theirs.parameters(), 0.1, 0.9, foreach=False)
+    for step in range(3):
+        for each, optimizer in ((model, ours), (theirs, reference)):
+            give_gradients(each, step)
+            if step == 0:
+                list(each.parameters())[-1].grad = None
+            optimizer.step()
+    for ours_now, theirs_now in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert_close(ours_now, theirs_now)
+
+
+def test_checkpoints_of_some_momentum_buffers_are_continued() -> None:
+    model = random_model()
+    names = [name for name, _ in model.named_parameters()]
+    tensors = {f"optimizer/{name}/momentum_buffer": torch.ones_like(model.get_parameter(name)) for name in names[1:]}
+    optimizer = build_optimizer(model, MOMENTUM)
+    restore_training(tensors, model, optimizer, NoAverage(), 0, Path("run"), rank=None)
+    kept = [float(optimizer.state[parameter]["momentum_buffer"].mean()) for parameter in model.parameters()]
+    assert kept == [0.0] + [1.0] * (len(names) - 1)
+    give_gradients(model, 0)
+    optimizer.step()
 
 
 def test_embedding_tables_have_a_rate_of_their_own() -> None:
