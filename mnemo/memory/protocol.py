@@ -471,6 +471,15 @@ def widened(like: Tensor) -> Tensor:
     return like.to(torch.promote_types(like.dtype, torch.float32))
 
 
+def mean_of_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """The mean of values (B, L, ...) over the first lengths[b] rows, or over all for None; 0 without valid rows."""
+    if lengths is None:
+        return values.mean()
+    valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
+    share = valid.numel() / valid.sum().clamp(min=1).double()  # 1 without padding, and then the mean is the plain one
+    return share.to(values.dtype) * (values * valid.view(*valid.shape, *[1] * (values.dim() - 2))).mean()
+
+
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off, if the device has it."""
     return torch.autocast(device.type, enabled=False) if device.type in AUTOCAST_DEVICES else nullcontext()

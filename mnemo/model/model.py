@@ -26,6 +26,7 @@ from mnemo.memory.protocol import (
     Record,
     Segment,
     Stage,
+    mean_of_valid,
     widened,
 )
 from mnemo.memory.state import State, leaves, reset
@@ -170,7 +171,7 @@ class Model(nn.Module):
             after.append(memory)
         x = normed(x, self.norm)
         if self.training:
-            self._penalise(x[:, call.text], call.losses)
+            self._penalise(x, lengths, call)
         return self.drop_output(x), tuple(after)
 
     def at_input(self, x: Tensor, slots: Tensor, rows: int) -> Tensor:
@@ -186,13 +187,17 @@ class Model(nn.Module):
         """The output for the last layer's rows x (B, T, D), outside of training."""
         return Output(normed(x, self.norm), {})
 
-    def _penalise(self, x: Tensor, losses: AuxiliaryLosses) -> None:
-        """Add the penalties of activations x (B, L, D), and of their change from token to token."""
-        config, x = self.config, widened(x)
+    def _penalise(self, rows: Tensor, lengths: Tensor | None, call: Call) -> None:
+        """Add the penalties of activations of the tokens among rows (B, Q, D), and of their change between tokens."""
+        config, x = self.config, widened(rows[:, call.text])
+        # The other rows are memory tokens; those that write follow each row's last valid token.
+        tokens = None if lengths is None else lengths - (rows.shape[1] - x.shape[1])
         if config.activation_penalty:
-            losses.add("activation", config.activation_penalty * x.square().mean())
+            call.losses.add("activation", config.activation_penalty * mean_of_valid(x.square(), tokens))
         if config.temporal_penalty and x.shape[1] > 1:
-            losses.add("temporal", config.temporal_penalty * (x[:, 1:] - x[:, :-1]).square().mean())
+            changes = (x[:, 1:] - x[:, :-1]).square()
+            pairs = None if tokens is None else tokens - 1
+            call.losses.add("temporal", config.temporal_penalty * mean_of_valid(changes, pairs))
 
     def loss(self, out: Output, targets: Tensor, temperature: float = 1.0) -> Tensor:
         """Negative log-likelihood (B, L) of the newest L positions, in nats and token order; 0 where a target is -1.

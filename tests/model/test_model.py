@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.doc_pages import ROOT, blocks, run_block
-from helpers.mechanisms import FEW, MECHANISMS
+from helpers.mechanisms import FEW, MECHANISMS, infinite
 from helpers.models import SMALL, random_model, random_tokens, read
 from helpers.own_memories import keep_mechanisms
 from helpers.tolerances import assert_close
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
-from mnemo.memory import XL, AnyMemory, Plan
+from mnemo.memory import XL, AnyMemory, Compressive, MemoryTokens, Plan
 from mnemo.memory.state import detach, leaves, nbytes, reset, select, to
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
@@ -101,6 +101,43 @@ def test_rows_of_different_lengths_equal_rows_alone(changes):
         ours = leaves(select(state, torch.tensor([row])))
         for (_, a), (_, b) in zip(ours, leaves(alone[row]), strict=True):
             assert_close(a, b)
+
+
+PENALTIES: dict[str, Any] = {"activation_penalty": 0.2, "temporal_penalty": 0.1}
+AUXILIARY: dict[str, dict[str, Any]] = {
+    "infinite": {"memory": Plan(long=infinite(kl_weight=0.3))},
+    "compressive": {"memory": Plan(long=Compressive(length=4, compressed=6, ratio=2))},
+    "autoencoding": {"memory": Plan(long=Compressive(length=4, compressed=6, ratio=2, loss="autoencoding"))},
+    "penalties": {"memory": 4, **PENALTIES},
+    "penalties of memory tokens": {"memory": 4, "tokens": MemoryTokens(num=3), **PENALTIES},
+}
+
+
+@pytest.mark.parametrize("changes", AUXILIARY.values(), ids=AUXILIARY)
+def test_auxiliary_losses_leave_padding_out(changes):
+    model = random_model(**changes).train()
+    tokens = random_tokens(1, 19)
+    state = None
+    for segment in tokens[:, :16].split(4, 1):
+        state = model(segment, state)[1]
+    expected = model(tokens[:, 16:], state)[0].aux
+    assert expected and all(value > 0 for value in expected.values())
+    for width in (3, 4, 9):
+        padded = torch.nn.functional.pad(tokens[:, 16:], (0, width - 3))
+        found = model(padded, state, lengths=torch.tensor([3]))[0].aux
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            assert_close(value, expected[name])
+
+
+def test_penalties_are_means_of_all_tokens_of_a_batch():
+    model = random_model(**PENALTIES).train()
+    tokens = random_tokens(3, 6)
+    out = model(tokens, lengths=torch.tensor([6, 0, 1]))[0]
+    valid = torch.cat([out.hidden[0], out.hidden[2, :1]])
+    assert_close(out.aux["activation"], 0.2 * valid.square().mean())
+    assert_close(out.aux["temporal"], 0.1 * out.hidden[0].diff(dim=0).square().mean())
+    assert all(value == 0 for value in model(tokens, lengths=torch.zeros(3, dtype=torch.int64))[0].aux.values())
 
 
 def _counting_up(positions) -> dict:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.memory.compressive import Compressive
-from mnemo.memory.protocol import Call, Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, widened
+from mnemo.memory.protocol import Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, widened
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import select
 from mnemo.memory.waiting_rows import leaving, take_rows
@@ -132,7 +132,7 @@ class CompressiveStage(Stage):
     def forward(self, x: Tensor, state: CompressiveState, segment: Segment) -> tuple[Tensor, CompressiveState]:
         keys, values = self.layer.keys_values(x, torch.cat([state.compressed, state.hidden], 1))
         context, received = self.attend(x, keys, values, state, 0, segment)
-        after = self.write(x, state, segment.used(x), received, segment.call if self.training else None)
+        after = self.write(x, state, segment.used(x), received, segment if self.training else None)
         return self.layer.finish(x, context), after
 
     def attend(
@@ -159,9 +159,9 @@ class CompressiveStage(Stage):
         return context, _received(own[-1].probabilities, segment.lengths, state.compressed.shape[1])
 
     def write(
-        self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, call: Call | None = None
+        self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, segment: Segment | None = None
     ) -> CompressiveState:
-        """The state after the first used[b] rows of x (B, L, D); in training, `call` receives the compression loss."""
+        """The state after the first used[b] rows of x (B, L, D); `segment` receives the compression loss, if given."""
         num_slots, num_new = state.hidden.shape[1], x.shape[1]
         rows = torch.cat([state.hidden, x.detach()], 1)
         usage = F.pad(state.usage, (0, 0, 0, num_new)) + received
@@ -172,7 +172,7 @@ class CompressiveStage(Stage):
         )
         if not self.config.compressed:
             return after
-        return self._push(after, self._leave(rows, usage, state, used), x, call)
+        return self._push(after, self._leave(rows, usage, state, used), x, segment)
 
     def _leave(self, rows: Tensor, usage: Tensor, state: CompressiveState, used: Tensor) -> _Queue:
         """The waiting rows, then the rows that a segment pushes out of the memory."""
@@ -186,7 +186,7 @@ class CompressiveStage(Stage):
             length,
         )
 
-    def _push(self, state: CompressiveState, queue: _Queue, x: Tensor, call: Call | None) -> CompressiveState:
+    def _push(self, state: CompressiveState, queue: _Queue, x: Tensor, segment: Segment | None) -> CompressiveState:
         """Compress the complete blocks of the queue; the remaining rows wait or are dropped."""
         ratio, most = self.config.ratio, queue.rows.shape[1] // self.config.ratio
         blocks = queue.length // ratio
@@ -195,8 +195,8 @@ class CompressiveStage(Stage):
             new = _most_used(old, queue.usage[:, : most * ratio], blocks, ratio)
         else:
             new = self.compress(old)
-            if call is not None and self.config.function in LEARNED and self.config.loss != "none":
-                call.losses.add("compression", self._loss(x.detach(), old, new, blocks))
+            if segment is not None and self.config.function in LEARNED and self.config.loss != "none":
+                segment.call.losses.add("compression", self._loss(x.detach(), old, new, blocks, segment.lengths))
         left = queue.length - blocks * ratio if self.config.remainder == "wait" else torch.zeros_like(blocks)
         place = torch.arange(ratio - 1, device=x.device)
         index = (blocks[:, None] * ratio + place).clamp(max=queue.rows.shape[1] - 1)
@@ -209,8 +209,8 @@ class CompressiveStage(Stage):
             waiting_usage=take_rows(queue.usage, index).masked_fill(gone, 0),
         )
 
-    def _loss(self, x: Tensor, old: Tensor, new: Tensor, blocks: Tensor) -> Tensor:
-        """Mean squared error over the rows of the batch that compressed a block."""
+    def _loss(self, x: Tensor, old: Tensor, new: Tensor, blocks: Tensor, lengths: Tensor | None) -> Tensor:
+        """Mean squared error over the rows of the batch that compressed a block; x has lengths[b] valid rows."""
         ratio, some = self.config.ratio, blocks > 0
         if self.config.loss == "autoencoding":
             place = torch.arange(old.shape[1], device=x.device)
@@ -219,7 +219,8 @@ class CompressiveStage(Stage):
         else:
             kept = blocks.clamp(min=1)
             target = self.layer.content_attention(x, old, kept * ratio).detach()
-            error = (self.layer.content_attention(x, new, kept) - target).square().mean((1, 2))
+            difference = (self.layer.content_attention(x, new, kept) - target).square()
+            error = difference.mean((1, 2)) if lengths is None else _means_of_valid(difference, lengths)
         return (error * some).sum() / some.sum().clamp(min=1)
 
     def extent(self, state: CompressiveState) -> Extent:
@@ -243,6 +244,13 @@ class CompressiveStage(Stage):
         """Without the loss that trains the compression."""
         blocks = (self.config.ratio - 1 + rows) // self.config.ratio
         return 2 * slots * projection_work(self.layer) + blocks * self.compress.work()
+
+
+def _means_of_valid(values: Tensor, lengths: Tensor) -> Tensor:
+    """(B,): means of values (B, L, D) over the first lengths[b] rows."""
+    valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
+    share = values.shape[1] / lengths.clamp(min=1).double()
+    return share.to(values.dtype) * (values * valid[..., None]).mean((1, 2))
 
 
 def _received(probabilities: Tensor, used: Tensor | None, first: int) -> Tensor:

@@ -24,6 +24,7 @@ from mnemo.memory.protocol import (
     fit_slots,
     keep_newest,
     matrix_work,
+    mean_of_valid,
     projection_work,
     widened,
 )
@@ -331,7 +332,8 @@ class InfiniteStage(Stage):
         out, attended = unit.attend(x, keys, values, now, 0, segment)
         if self.training and self.config.kl_weight:
             divergence = unit.long_term.divergence(attended) * (now.fitted > 0)[:, None, None]
-            segment.call.losses.add("kl", self.config.kl_weight * divergence.mean())
+            mean = mean_of_valid(divergence.transpose(1, 2), segment.lengths)
+            segment.call.losses.add("kl", self.config.kl_weight * mean)
         used = segment.used(x)
         with torch.no_grad():
             after = unit.write(x, now, used, bin_masses(attended, segment.lengths), self.gate)
