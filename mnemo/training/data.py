@@ -124,6 +124,9 @@ def why_uneven(recipe: Recipe) -> str | None:
     """The reason why training segments differ in length, or None."""
     if recipe.train.vary_segment:
         return "vary_segment draws other lengths"
+    task = recipe.data.task
+    if recipe.data.leak and task is not None and task.num_tokens % recipe.train.segment:
+        return "the last segment of a sample is shorter"
     return "segments are cut at documents" if recipe.data.documents == "reset" else None
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.recorders import Rerun
 from helpers.tasks import EVERY_TASK, FEW, MODELS, TASKS, tiny
+from helpers.tolerances import assert_close
 
 from mnemo.cli import main
 from mnemo.config import from_json, to_json
@@ -34,12 +35,13 @@ from mnemo.data.tasks import (
 )
 from mnemo.data.tasks.quadratic import ALPHABET
 from mnemo.errors import MnemoError
+from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.recipes.rmt_tasks import PRESETS
 from mnemo.training import create_run, train
-from mnemo.training.data import open_data
+from mnemo.training.data import open_data, why_uneven
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput, next_batches
@@ -260,6 +262,24 @@ def test_a_stream_goes_on_from_its_cursor_in_another_order_every_epoch() -> None
 
 def test_memory_may_leak_as_published() -> None:
     assert all(batch.starts is None for batch in one_epoch(TaskStream(TASKS[0], 10, 6, leak=True)))
+
+
+def test_the_memory_that_leaks_has_no_padding() -> None:
+    task, plan = TASKS[0], recipe(TASKS[0], 5, "xl")
+    last = task.num_tokens % 5
+    assert last
+    model = Model(plan.model).double()
+    given = short = None
+    for number, batch in zip(range(8), one_epoch(TaskStream(task, 4, 5, leak=True)), strict=False):
+        is_last = number % task.num_segments(5) == task.num_segments(5) - 1
+        _, given = model(batch.tokens, given, lengths=batch.lengths)
+        _, short = model(batch.tokens[:, :last] if is_last else batch.tokens, short)
+        assert (batch.lengths is not None) == is_last
+        for (_, leaf), (_, other) in zip(leaves(given), leaves(short), strict=True):
+            assert_close(leaf, other)
+    leaking = replace(plan, data=replace(plan.data, leak=True))
+    assert why_uneven(leaking) is not None and why_uneven(plan) is None
+    assert why_uneven(replace(leaking, train=replace(plan.train, segment=6))) is None
 
 
 def test_a_filled_up_segment_has_the_losses_of_the_shorter_one() -> None:

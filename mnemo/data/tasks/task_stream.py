@@ -1,7 +1,8 @@
 """Samples of a task as segments: a row is a sample, and the segments of a sample follow each other.
 
 The last segment of a sample is padded, so that all segments have the same length. Padding has no targets, and its
-memory is never used, so losses equal those of the shorter segment.
+memory is never used, so losses equal those of the shorter segment. A memory that leaks into the next sample is used:
+only then the segment has `lengths`, which keep padding out of it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class TaskStream:
             raise MnemoError(f"{len(self._texts):,} samples do not fill a batch of {batch} (segment {segment})")
         self._predicted, self._segments = task.predicted, task.num_segments(segment)
         self._batch, self._segment, self._seed, self._leak = batch, segment, seed, leak
+        self._last = task.num_tokens - (self._segments - 1) * segment
         self._order = lru_cache(maxsize=1)(self._new_order)
         self._samples = lru_cache(maxsize=1)(self._read_samples)
 
@@ -66,7 +68,9 @@ class TaskStream:
         tokens, targets = self._samples(epoch, number)[part]
         begins = part == 0 and not self._leak
         starts = torch.ones(self._batch, dtype=torch.bool) if begins else None
-        return Batch(tokens, targets, None, starts), {"epoch": epoch, "step": step + 1}
+        short = self._leak and part == self._segments - 1 and self._last < self._segment
+        lengths = torch.full((self._batch,), self._last) if short else None
+        return Batch(tokens, targets, lengths, starts), {"epoch": epoch, "step": step + 1}
 
     def _new_order(self, epoch: int) -> np.ndarray:
         return chance("samples", self._seed, epoch).permutation(len(self._texts))
