@@ -163,6 +163,9 @@ class Model(nn.Module):
             call=call,
         )
         embeddings = embeddings.to(compute_dtype(embeddings))
+        if lengths is not None and self.positions.counts_from_end:
+            # A row's own last slot takes the place of the segment's, so that padding does not move the others.
+            positions = (positions + rows - lengths[:, None]).clamp(max=rows - 1)
         x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
         stages = recomputed(self.stages, self._groups) if call.recompute else self.stages

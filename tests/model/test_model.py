@@ -81,8 +81,6 @@ def test_rows_are_independent(changes):
 
 @one_of_each
 def test_rows_of_different_lengths_equal_rows_alone(changes):
-    if isinstance(changes.get("positions"), (Learned, Sinusoidal)):
-        changes = {**changes, "positions": replace(changes["positions"], **_counting_up(changes["positions"]))}
     model = random_model(**changes)
     tokens, sizes = random_tokens(3, 12), [[4, 4, 4], [2, 0, 3], [1, 4, 2]]
     state = model.init(3)
@@ -138,10 +136,6 @@ def test_penalties_are_means_of_all_tokens_of_a_batch():
     assert_close(out.aux["activation"], 0.2 * valid.square().mean())
     assert_close(out.aux["temporal"], 0.1 * out.hidden[0].diff(dim=0).square().mean())
     assert all(value == 0 for value in model(tokens, lengths=torch.zeros(3, dtype=torch.int64))[0].aux.values())
-
-
-def _counting_up(positions) -> dict:
-    return {"countdown": False} if isinstance(positions, Sinusoidal) else {"align_end": False}
 
 
 def _slice(row: torch.Tensor, begin: int, length: int) -> torch.Tensor:

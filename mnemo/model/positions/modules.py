@@ -47,6 +47,9 @@ _cached_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
 class Positions(nn.Module):
     """A position encoding as the model uses it. This one has no positions; others override some of its methods."""
 
+    counts_from_end = False
+    """Whether the position of a slot depends on the number of slots after it in the segment."""
+
     def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         """Add positions to embedded tokens (B, T, D) at `slots` (T,) or (B, T) of a segment of this length."""
         return x
@@ -139,7 +142,7 @@ class ShawPositions(Positions):
 class SinusoidalPositions(Positions):
     def __init__(self, config: Sinusoidal, sizes: Sizes) -> None:
         super().__init__()
-        self.config, self.dim = config, sizes.dim
+        self.config, self.dim, self.counts_from_end = config, sizes.dim, config.countdown
 
     def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         table = sinusoids(segment, self.dim, self.config.clamp, x.dtype, x.device)
@@ -149,7 +152,7 @@ class SinusoidalPositions(Positions):
 class LearnedPositions(Positions):
     def __init__(self, config: Learned, sizes: Sizes) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.counts_from_end = config, config.align_end
         self.table = nn.Parameter(torch.empty(sizes.num_layers, config.length, sizes.dim))
 
     def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
