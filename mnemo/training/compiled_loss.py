@@ -22,7 +22,7 @@ from mnemo.memory.state import State
 from mnemo.model import Model, Output, stage_layers
 from mnemo.model.positions.modules import RelativePositions
 from mnemo.ops.sources import sources_hash
-from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
+from mnemo.training.weight_update import LossTerms, SegmentLoss, segment_loss, target_losses
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
 LAYER_METHODS = ("keys_values", "attend", "finish")
@@ -77,9 +77,7 @@ class CompiledLoss:
         else:
             self._compiled = _as_one(model, self.plain, recompute, z_loss, backend)
 
-    def __call__(
-        self, model: Model, batch: Batch, state: State, scored: bool = True
-    ) -> tuple[Tensor | None, Tensor | float, State]:
+    def __call__(self, model: Model, batch: Batch, state: State, scored: bool = True) -> LossTerms:
         if self._compiled is not None and batch.tokens.shape[1] == self._length and batch.lengths is None:
             try:
                 return self._compiled(model, batch, state, scored)
@@ -101,9 +99,7 @@ def _by_layer(model: Model, plain: SegmentLoss, backend: str) -> SegmentLoss:
     """The loss computed by a copy of the model with compiled methods; the model itself stays uncompiled."""
     compiled = with_compiled_methods(model, _methods(model), backend)
 
-    def forward(
-        model: Model, batch: Batch, state: State, scored: bool = True
-    ) -> tuple[Tensor | None, Tensor | float, State]:
+    def forward(model: Model, batch: Batch, state: State, scored: bool = True) -> LossTerms:
         with warnings.catch_warnings():
             # The compiler looks at the gradients of a layer's inputs, for which torch warns that they have none.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -184,10 +180,9 @@ def _loss_apart(
     batch: Batch,
     state: State,
     scored: bool,
-) -> tuple[Tensor | None, Tensor | float, State]:
+) -> LossTerms:
     """The loss of rows from a compiled graph, itself not compiled."""
     hidden, aux, state = hidden_rows(model, batch, state, scored)
     if not scored:
-        return None, aux, state
-    nll, z = loss_terms(model, Output(hidden, {}), batch.targets, z_loss)
-    return nll, aux + z if z_loss else aux, state
+        return None, 0.0, aux, state
+    return *target_losses(model, Output(hidden, {}), batch.targets, z_loss), aux, state

@@ -28,7 +28,7 @@ from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.update_input import UpdateInput
-from mnemo.training.weight_update import AroundPart, SegmentLoss, nothing_around
+from mnemo.training.weight_update import AroundPart, LossTerms, SegmentLoss, nothing_around
 
 BYTES_PER_WEIGHT = 4
 """Tensors of the weights' size that training with Adam needs: weights, gradients, two moments."""
@@ -129,16 +129,16 @@ class _SegmentLossModule(nn.Module):
         super().__init__()
         self.model, self._loss, self._again = model, loss, again
 
-    def forward(self, batch: Batch | None, state: State, scored: bool) -> tuple[Tensor | None, Tensor | float, State]:
+    def forward(self, batch: Batch | None, state: State, scored: bool) -> LossTerms:
         if batch is None:
-            return _zero(self.parameters()), 0.0, state
+            return _zero(self.parameters()), 0.0, 0.0, state
         if self._again:
             # Inside the module, so that DDP does not see the recomputation as a second forward pass.
             result: Any = checkpoint(self._loss, self.model, batch, state, scored, use_reentrant=False)
         else:
             result = self._loss(self.model, batch, state, scored)
-        nll, aux, state = result
-        return nll, aux, tree_map(_own, state)
+        *losses, state = result
+        return *losses, tree_map(_own, state)
 
 
 def _own(leaf: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def _ddp(model: Model, module: _SegmentLossModule, not_compiled: str | None, dev
 def _settle(wrapped: nn.Module) -> None:
     """Run one backward pass without data. DDP divides gradients into other buckets after its first backward pass, and
     the last bits of sums depend on the buckets; so a resumed run sums as an uninterrupted one."""
-    nll, _, _ = wrapped(None, None, True)
+    nll, *_ = wrapped(None, None, True)
     nll.backward()
     wrapped.zero_grad(set_to_none=True)
 

@@ -33,6 +33,7 @@ from mnemo.training.update_input import UpdateInput
 from mnemo.training.weight_update import (
     Accept,
     AroundPart,
+    LossTerms,
     SegmentLoss,
     Update,
     nothing_around,
@@ -293,7 +294,7 @@ def _loss_of(
     batch: Batch,
     state: State,
     scored: bool = True,
-) -> tuple[Tensor | None, Tensor | float, State]:
+) -> LossTerms:
     """The loss function of one model, whose weights are those of the given one."""
     if half is not None:
         half.begin_segment()

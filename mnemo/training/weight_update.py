@@ -17,31 +17,30 @@ from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients
 from mnemo.training.update_input import UpdateInput, count_targets
 
+LossTerms = tuple[Tensor | None, Tensor | float, Tensor | float, State]
+"""Summed nats of a batch's targets (None if not scored), their summed z-losses, the auxiliary losses, the next state"""
+
 
 def segment_loss(
     model: Model, batch: Batch, state: State, scored: bool = True, recompute: bool = False, z_loss: float = 0.0
-) -> tuple[Tensor | None, Tensor | float, State]:
-    """Summed nats of the batch's targets (None if not scored), summed auxiliary losses, and the next state.
-
-    `z_loss`: weight of the squared log-sum-exp of the logits among the auxiliary losses.
-    """
+) -> LossTerms:
+    """The losses of a segment. `z_loss`: weight of the squared log-sum-exp of the logits at every target."""
     out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts, recompute=recompute)
-    if not scored:
-        return None, sum(out.aux.values()), state
-    nll, aux = loss_terms(model, out, batch.targets, z_loss)
-    return nll, aux, state
-
-
-def loss_terms(model: Model, out: Output, targets: Tensor, z_loss: float) -> tuple[Tensor, Tensor | float]:
-    """Summed nats of the targets, and summed auxiliary losses."""
     aux = sum(out.aux.values())
+    if not scored:
+        return None, 0.0, aux, state
+    return *target_losses(model, out, batch.targets, z_loss), aux, state
+
+
+def target_losses(model: Model, out: Output, targets: Tensor, z_loss: float) -> tuple[Tensor, Tensor | float]:
+    """Summed nats of the targets, and their summed z-losses."""
     if not z_loss:
-        return model.loss(out, targets).sum(), aux
+        return model.loss(out, targets).sum(), 0.0
     nll, squares = model.loss_and_squared_lse(out, targets)
-    return nll.sum(), aux + z_loss * squares.sum() / (targets >= 0).sum().clamp(min=1)
+    return nll.sum(), z_loss * squares.sum()
 
 
-SegmentLoss = Callable[..., tuple[Tensor | None, Tensor | float, State]]
+SegmentLoss = Callable[..., LossTerms]
 """As `segment_loss`."""
 
 
@@ -135,10 +134,10 @@ def gradients(
 
     def step(segment: Batch, state: State, scored: bool) -> SegmentResult:
         with autocast or nullcontext():
-            nll, aux, state = forward(model, segment, state, scored)
+            nll, z, aux, state = forward(model, segment, state, scored)
         if nll is None:
             return SegmentResult(None, state)
-        objective = nll / minimised + aux * (len(segment.tokens) / inputs.num_rows / inputs.num_scored)
+        objective = (nll + z) / minimised + aux * (len(segment.tokens) / inputs.num_rows / inputs.num_scored)
         objective = objective * inputs.weight if inputs.weight > 1 else objective
         return SegmentResult(scaler.scale(objective) if scaler else objective, state, nll.detach())
 

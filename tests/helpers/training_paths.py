@@ -52,8 +52,8 @@ def batches(model: Model) -> list[Batch]:
 
 def steps(model: Model, forward: SegmentLoss) -> SegmentFunction:
     def step(batch: Batch, state: State, scored: bool) -> SegmentResult:
-        loss, aux, state = forward(model, batch, state, scored)
-        return SegmentResult(None if loss is None else loss + aux, state)
+        loss, z, aux, state = forward(model, batch, state, scored)
+        return SegmentResult(None if loss is None else loss + z + aux, state)
 
     return step
 

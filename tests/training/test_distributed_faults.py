@@ -176,10 +176,10 @@ class Poisoned:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.count += 1
-        nll, aux, state = self.real(*args, **options)
+        nll, z, aux, state = self.real(*args, **options)
         factor = self.calls.get(self.count, 1.0)
         state = type(state)(_poison(leaf, factor) for leaf in state) if factor != 1.0 else state
-        return None if nll is None else nll * factor, aux, state
+        return None if nll is None else nll * factor, z, aux, state
 
 
 def _poison(stage: Any, factor: float) -> Any:

@@ -21,7 +21,8 @@ from mnemo.ops import cross_entropy, using
 from mnemo.recipes.recipe import OptimizerConfig
 from mnemo.storage.run_folder import open_run
 from mnemo.training.compiled_loss import CompiledLoss
-from mnemo.training.weight_update import SegmentLoss, segment_loss
+from mnemo.training.update_input import UpdateInput, count_targets
+from mnemo.training.weight_update import SegmentLoss, fresh_states, gradients, segment_loss
 
 Z = 0.1
 ADAPTIVE = EmbeddingConfig(cutoffs=(5, 11), div_val=2)
@@ -54,11 +55,11 @@ def test_losses_and_log_sum_exps_in_chunks_equal_plain_ones(cap: float | None, m
 
 
 def objective(model: Model, batch: Batch, forward: SegmentLoss) -> tuple[Tensor, dict[str, Tensor]]:
-    nll, aux, _ = forward(model, batch, model.init(len(batch.tokens)), True)
+    nll, z, _, _ = forward(model, batch, model.init(len(batch.tokens)), True)
     assert nll is not None
     model.zero_grad()
-    (nll + aux).backward()
-    return nll + aux, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    (nll + z).backward()
+    return nll + z, {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
 def batch_of(model: Model) -> Batch:
@@ -70,8 +71,26 @@ def test_the_objective_is_that_of_the_definition() -> None:
     model = random_model()
     batch = batch_of(model)
     out, _ = model(batch.tokens)
-    expected = model.loss(out, batch.targets).sum() + Z * model.logits(out).logsumexp(-1).square().mean()
+    expected = model.loss(out, batch.targets).sum() + Z * model.logits(out).logsumexp(-1).square().sum()
     assert_close(objective(model, batch, partial(segment_loss, z_loss=Z))[0], expected)
+
+
+def test_an_update_in_parts_is_the_same_with_unequal_rows() -> None:
+    """The squares are divided as the nats are: by the targets of all parts."""
+    model, counts = random_model().train(), torch.tensor([8, 8, 1, 2])
+    tokens = random_tokens(4, 9)
+    targets = tokens[:, 1:].masked_fill(torch.arange(8) >= counts[:, None], -1)
+    batch = Batch(tokens[:, :-1], targets, counts)
+    inputs = UpdateInput((batch,), (count_targets(batch),))
+
+    def gradient(parts: int) -> Tensor:
+        model.zero_grad()
+        gradients(model, inputs, fresh_states(model, 4, parts), forward=partial(segment_loss, z_loss=Z))
+        return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+
+    whole = gradient(1)
+    assert_close(gradient(2), whole)
+    assert_close(gradient(4), whole)
 
 
 @pytest.mark.filterwarnings("default")
