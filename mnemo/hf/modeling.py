@@ -22,7 +22,7 @@ from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.packing import Packed, pack
 from mnemo.hf.safe_folder import SafeFolder
 from mnemo.hf.segment_loop import SegmentsOutput, run_segments
-from mnemo.memory.state import State, detach
+from mnemo.memory.state import State, choose, detach, leaves
 from mnemo.model import Model, Output
 
 IGNORED = -100
@@ -70,8 +70,8 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
         """Read tokens (B, T), split into segments, given the memory in `past_key_values`.
 
         `labels`: the tokens again, -100 where there is no loss; or `shift_labels`, the same moved one to the left.
-        `starts` (B,): rows that begin a document; their memory is reset first. In training with labels, logits are
-        omitted (`skip_logits`), so that logits of a large vocabulary are never materialised.
+        `starts` (B,): rows that begin a document; they get the memory of a new text. In training with labels, logits
+        are omitted (`skip_logits`), so that logits of a large vocabulary are never materialised.
         """
         if inputs_embeds is not None or input_ids is None:
             raise MnemoError("a Mnemo model needs input_ids; inputs_embeds are not supported")
@@ -111,18 +111,28 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
         hidden = cache.feed(self.model, packed, columns, segment, start)
         return CausalLMOutputWithPast(logits=self._logits(hidden, keep), past_key_values=cache)  # type: ignore[arg-type]
 
-    def start_state(self, batch: int, cached: bool = False) -> State:
-        """Return the memory at the start of a text; `cached`: the form for inference."""
-        return (self.model.zeros if self.config.start == "zeros" else self.model.init)(batch, cached=cached)
+    def start_state(self, batch: int, cached: bool = False, lengths: tuple[int, ...] | None = None) -> State:
+        """Return the memory at the start of a text; `cached`: the form for inference; `lengths`: those of `init`."""
+        return (self.model.zeros if self.config.start == "zeros" else self.model.init)(batch, lengths, cached)
+
+    def _begin(self, state: State, starts: Tensor) -> State:
+        """Return the state in which the rows `starts` (B,) have the memory of a new text."""
+        new = self.start_state(len(starts), lengths=self.model.init_lengths(state))
+        if [name for name, _ in leaves(new)] != [name for name, _ in leaves(state)]:
+            new = self.start_state(len(starts), cached=True, lengths=self.model.init_lengths(state))
+        return choose(starts.bool(), new, state)
 
     def _run_segments(
         self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None
     ) -> SegmentsOutput:
         state = None if cache is None else cache.plain_state()
-        state = self.start_state(len(packed.tokens)) if state is None else state
+        if state is None:
+            state = self.start_state(len(packed.tokens))
+        elif starts is not None:
+            state = self._begin(state, starts)
         recompute = partial(checkpoint, use_reentrant=False) if self.gradient_checkpointing and self.training else None
         return run_segments(
-            self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=recompute
+            self.model, packed, state, segment=self.config.segment, targets=targets, checkpoint=recompute
         )
 
     def _cache_of(

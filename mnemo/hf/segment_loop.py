@@ -39,7 +39,6 @@ def run_segments(
     *,
     segment: int,
     targets: Tensor | None = None,
-    starts: Tensor | None = None,
     checkpoint: Callable[..., Any] | None = None,
 ) -> SegmentsOutput:
     """Run all segments of packed rows.
@@ -52,7 +51,7 @@ def run_segments(
         tokens = packed.tokens[:, part]
         lengths = None if packed.lengths is None else (packed.lengths - begin).clamp(0, tokens.shape[1])
         goals = None if targets is None else targets[:, part]
-        arguments = (model, tokens, state, lengths, starts if begin == 0 else None, goals)
+        arguments = (model, tokens, state, lengths, goals)
         out, state, nll, aux = _segment(*arguments) if checkpoint is None else checkpoint(_segment, *arguments)
         hidden.append(out)
         nlls.append(nll)
@@ -65,9 +64,9 @@ def run_segments(
 
 
 def _segment(
-    model: Model, tokens: Tensor, state: State, lengths: Tensor | None, starts: Tensor | None, targets: Tensor | None
+    model: Model, tokens: Tensor, state: State, lengths: Tensor | None, targets: Tensor | None
 ) -> tuple[Tensor, State, Tensor | None, Tensor]:
-    out, state = model(tokens, state, lengths=lengths, starts=starts)
+    out, state = model(tokens, state, lengths=lengths)
     nll = None if targets is None else model.loss(out, targets).sum()
     aux = torch.stack([out.hidden.new_zeros(()), *out.aux.values()]).sum()
     return out.hidden, state, nll, aux

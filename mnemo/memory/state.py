@@ -63,6 +63,11 @@ def reset(state: State, rows: Tensor) -> State:
     return tree_map(clear, state)
 
 
+def choose(rows: Tensor, yes: State, no: State) -> State:
+    """The rows of one state where `rows` (B,) is true, and those of another elsewhere."""
+    return tree_zip(lambda a, b: torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b), yes, no)
+
+
 def select(state: State, rows: Tensor) -> State:
     """The state of the given row indices, in that order; a row may be taken many times."""
     return tree_map(lambda leaf: leaf.index_select(0, rows), state)

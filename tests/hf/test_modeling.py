@@ -263,6 +263,22 @@ def test_a_text_may_start_from_zeros() -> None:
         assert_close(model(ids).logits, expected)
 
 
+@pytest.mark.parametrize("start", ["empty", "zeros"])
+@pytest.mark.parametrize("name", few_first())
+def test_rows_that_begin_a_document_have_the_memory_of_a_new_text(name: str, start: str) -> None:
+    model, ids = hf_model(start=start, **MECHANISMS[name]), random_tokens(2, 9)
+    before = random_tokens(2, 9, seed=5)
+    for cached in (False, True):
+        cache = MnemoCache(model.start_state(2, cached=cached))
+        model(before, labels=before, past_key_values=cache)
+        kept = copy.deepcopy(cache)
+        starts = torch.tensor([False, True])
+        logits = model(ids, labels=ids, starts=starts, past_key_values=cache).logits
+        assert_close(logits[1], model(ids).logits[1])
+        assert_close(logits[0], model(ids, labels=ids, past_key_values=kept).logits[0])
+        assert_close(model(ids, starts=~starts).logits, model(ids).logits)
+
+
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     model = hf_model(dtype=torch.float32)
     model.save_pretrained(tmp_path)

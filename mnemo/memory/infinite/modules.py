@@ -29,7 +29,7 @@ from mnemo.memory.protocol import (
     widened,
 )
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
-from mnemo.memory.state import select, tree_map, tree_zip
+from mnemo.memory.state import choose, select, tree_map
 from mnemo.memory.waiting_rows import leaving, take_rows
 
 BINS = 128
@@ -277,7 +277,7 @@ class InfiniteUnit(nn.Module):
         while bool((state.waiting_length >= 2 * size).any()):
             pushed = self.push(state, gate)
             many = state.waiting_length >= 2 * size
-            state = _choose(many, pushed, state)
+            state = choose(many, pushed, state)
         return state._replace(waiting=state.waiting[:, : 2 * size - 1].contiguous())
 
     def work(self, rows: int, slots: int, fits: float) -> float:
@@ -296,11 +296,6 @@ class InfiniteUnit(nn.Module):
         queue = take_rows(torch.cat([state.waiting, rows], 1), index)
         beyond = torch.arange(index.shape[1], device=rows.device) >= length[:, None]
         return state._replace(waiting=queue.masked_fill(beyond[..., None], 0), waiting_length=length)
-
-
-def _choose(rows: Tensor, yes: InfiniteState, no: InfiniteState) -> InfiniteState:
-    """Select one of two states for each row of the batch."""
-    return tree_zip(lambda a, b: torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b), yes, no)
 
 
 class InfiniteStage(Stage):
@@ -337,7 +332,7 @@ class InfiniteStage(Stage):
         used = segment.used(x)
         with torch.no_grad():
             after = unit.write(x, now, used, bin_masses(attended, segment.lengths), self.gate)
-        after = after if segment.lengths is None else _choose(used > 0, after, state)
+        after = after if segment.lengths is None else choose(used > 0, after, state)
         return out, InfiniteState(*(leaf.detach().contiguous() for leaf in after))
 
     def extent(self, state: InfiniteStates) -> Extent:
