@@ -316,6 +316,19 @@ def test_an_encoder_hands_the_text_of_all_segments_on() -> None:
     assert (logits - other).abs().max() > 1e-4
 
 
+def test_the_separator_inside_a_pair_is_text() -> None:
+    model = add_memory(bert().double().eval(), tokens=2, segment=16, wrap=(3, 4))
+    alone = copy.deepcopy(model)
+    alone.config.wrap = None
+    pairs = [torch.tensor([[3, *range(6, 9), 4, *range(9, 9 + count), 4]]) for count in (4, 2)]
+    with torch.no_grad():
+        expected = torch.cat([alone(input_ids=pair).logits for pair in pairs])
+        assert_close(torch.cat([model(input_ids=pair).logits for pair in pairs]), expected)
+        for side in ("left", "right"):
+            batch, seen = pad(pairs, side)
+            assert_close(model(input_ids=batch, attention_mask=seen).logits, expected)
+
+
 def test_encoders_save_and_load(tmp_path: Any) -> None:
     model = add_memory(bert().eval(), tokens=2, segment=6, wrap=(3, 4))
     model.save_pretrained(tmp_path)

@@ -480,12 +480,14 @@ class MemoryForSequenceClassification(_WithMemory):
         return out if return_dict is not False else out.to_tuple()
 
     def _without_wrap(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Mask the special tokens in the input: they are added to every segment."""
+        """Mask the special tokens around each row: they are added to every segment. Those inside, as in pairs, stay."""
         if self.config.wrap is None:
             return mask
         first, last = self.config.wrap
-        text = (tokens != first) & (tokens != last)
-        return text if mask is None else text & (mask != 0)
+        valid = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask != 0
+        place = valid.cumsum(1)
+        around = ((place == 1) & (tokens == first)) | ((place == place[:, -1:]) & (tokens == last))
+        return valid & ~around
 
 
 class _EncoderStep:
