@@ -202,6 +202,20 @@ def test_losses_count_where_they_are_wanted() -> None:
     assert_close(sum(parts, torch.tensor(0.0)), model(input_ids=torch.cat([x, both]), labels=torch.cat([x, both])).loss)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_parts_of_a_padded_batch_add_up_to_it(side: str) -> None:
+    model, x = build(), tokens(4, 12)
+    counts = torch.tensor([12, 11, 5, 9])[:, None]
+    mask = (torch.arange(12) < counts) if side == "right" else (torch.arange(12) >= 12 - counts)
+    labels = x.masked_fill(~mask, -100)
+    whole, *parts = (
+        gradients(model, x[rows], attention_mask=mask[rows].long(), labels=labels[rows])
+        for rows in (slice(0, 4), slice(0, 2), slice(2, 4))
+    )
+    for name, value in whole.items():
+        assert_close(parts[0][name] + parts[1][name], value)
+
+
 @pytest.mark.parametrize("backward", ["plain", "checkpoint"])
 def test_gradient_checkpointing_of_the_backbone_still_works(backward: str) -> None:
     model, x = build(backward=backward), tokens(2, 3 * SEGMENT)

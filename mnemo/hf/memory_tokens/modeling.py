@@ -200,8 +200,10 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         segment borders. `logits_to_keep`: return the logits of the last columns only (0: of all); others are not
         computed. `return_logits`: by default logits are omitted in training with labels, where they would use most of
         the GPU memory. `return_memory`: without it, an associative memory is not written after the last segment, which
-        only a next call would read. `num_items_in_batch`: number of labels in all parts of a batch; the loss is
-        multiplied by this part's share.
+        only a next call would read. `num_items_in_batch`: number of labels in all parts of a batch; the sum of the
+        losses is divided by it, so that the parts add up to the batch. Not with `score` or a curriculum, which leave
+        out labels that the number includes: there, the mean is multiplied by this part's share of the labels, and parts
+        whose rows differ in length do not add up to the batch exactly.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
@@ -262,8 +264,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
             )
         loss = None
         if labels is not None and targets is not None:
-            share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
-            loss = share * _mean([read.loss for read in reads], targets)
+            total = torch.stack([read.loss for read in reads if read.loss is not None]).sum()
+            loss = total / self._num_items(labels, targets, num_items)
         return MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state) if return_memory else None)
 
     def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[SegmentColumns]) -> Tensor | None:
@@ -271,7 +273,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if labels is None:
             return None
         targets = next_tokens(labels, mask, IGNORED)
-        if self.config.score is None and not (self.training and self.num_segments):
+        if not self._leaves_out_labels():
             return targets  # every segment has a loss; selecting their tokens would force a GPU to synchronize
         counted = torch.zeros_like(targets, dtype=torch.bool)
         for segment in segments[-(self.config.score or len(segments)) :]:
@@ -279,6 +281,16 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
             valid = segment.valid()
             counted[rows[valid], segment.columns[valid]] = True
         return targets.masked_fill(~counted, IGNORED)
+
+    def _leaves_out_labels(self) -> bool:
+        return self.config.score is not None or bool(self.training and self.num_segments)
+
+    def _num_items(self, labels: Tensor, targets: Tensor, num_items: Tensor | int | None) -> Tensor | int:
+        """Return what the sum of the losses is divided by; `num_items`: labels in all parts of the batch."""
+        if num_items is not None and not self._leaves_out_labels():
+            return num_items
+        counted = (targets != IGNORED).sum().clamp(min=1)
+        return counted if num_items is None else counted * num_items / (labels[:, 1:] != IGNORED).sum()
 
     def _decode(
         self,
@@ -437,11 +449,6 @@ def _beyond(what: str, ids: Tensor, vocabulary: int) -> MnemoError:
 def _at_least_single(logits: Tensor) -> Tensor:
     """Convert half precision logits to single precision, in which losses are computed."""
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _mean(losses: list[Tensor | None], targets: Tensor) -> Tensor:
-    total = torch.stack([loss for loss in losses if loss is not None]).sum()
-    return total / (targets != IGNORED).sum().clamp(min=1)
 
 
 class MemoryForSequenceClassification(_WithMemory):
