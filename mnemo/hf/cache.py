@@ -46,7 +46,7 @@ class MnemoCache(Cache):
     def plain_state(self) -> State | None:
         """Return the memory between two segments, from which training continues."""
         if self._decoder is not None or isinstance(self._state, DecodeState):
-            raise MnemoError("this cache holds an open segment: continue without labels, under torch.no_grad()")
+            raise MnemoError("this cache holds an open segment: continue without labels, in evaluation mode")
         return self._state
 
     def reading(self) -> TextState:

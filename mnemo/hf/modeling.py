@@ -1,7 +1,8 @@
 """`MnemoForCausalLM`: the core model with the interface of the transformers library.
 
-There are two paths with the same results. Decoding keeps the memory and an open segment, and continues from them:
-`generate` uses it. Reading whole segments is differentiable: training, scoring and calls without a cache use it.
+There are two paths. Decoding keeps the memory and an open segment, and continues from them: `generate` uses it, and
+calls with a cache in evaluation mode. Reading whole segments is differentiable: training, labels and calls without a
+cache use it. Both give the same results for a text in one call. The second one ends the last segment with the call.
 Shapes: B rows, T columns, V vocabulary.
 """
 
@@ -80,7 +81,7 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
         packed = pack(input_ids, attention_mask, self.config.vocab_size)
         targets = _targets(packed, input_ids, labels, shift_labels)
         scored = targets is not None or starts is not None
-        if not (scored or torch.is_grad_enabled()) and (self._wants_cache(use_cache) or past_key_values is not None):
+        if not scored and self._decodes(past_key_values, use_cache):
             output = self._decode(packed, input_ids.shape[1], past_key_values, logits_to_keep)
         else:
             skip = self.training and targets is not None if skip_logits is None else skip_logits
@@ -99,8 +100,13 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
             raise MnemoError('decoding="calls" needs the cache: a text that is read again at once is another segment')
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def _wants_cache(self, use_cache: bool | None) -> bool:
-        return self.config.use_cache if use_cache is None else use_cache
+    def _decodes(self, cache: MnemoCache | None, use_cache: bool | None) -> bool:
+        """Return whether a call without labels leaves its last segment open, for which it needs a cache."""
+        if torch.is_grad_enabled() and self.training:
+            return False
+        # With gradients, a cache must be asked for: calls without one are differentiable.
+        default = self.config.use_cache and not torch.is_grad_enabled()
+        return cache is not None or (default if use_cache is None else use_cache)
 
     def _decode(
         self, packed: Packed, columns: int, cache: MnemoCache | None, keep: int | Tensor

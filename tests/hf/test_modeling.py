@@ -95,17 +95,18 @@ def test_every_way_of_reading_gives_the_same_logits(name: str) -> None:
     model, ids = hf_model(**MECHANISMS[name]), random_tokens(2, 11)
     expected, _ = read(model.model, ids, SEGMENT)
     assert_close(model(ids).logits, expected)
-    with torch.no_grad():
-        assert_close(model(ids, use_cache=False).logits, expected)
-        cache: Any = None
-        pieces = []
-        for part in ids.split([3, 1, 5, 2], 1):
-            out = model(part, past_key_values=cache)
-            cache = out.past_key_values
-            pieces.append(out.logits)
-        assert_close(torch.cat(pieces, 1), expected)
-        assert cache.get_seq_length() == 11
-        assert_close(model(ids, logits_to_keep=2).logits, expected[:, -2:])
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            cache: Any = None
+            pieces = []
+            for part in ids.split([3, 1, 5, 2], 1):
+                out = model(part, past_key_values=cache, use_cache=grad or None)
+                cache = out.past_key_values
+                pieces.append(out.logits)
+            assert_close(torch.cat(pieces, 1), expected)
+            assert cache.get_seq_length() == 11
+            assert_close(model(ids, logits_to_keep=2).logits, expected[:, -2:])
+            assert_close(model(ids, use_cache=False).logits, expected)
 
 
 def test_generation_without_a_cache_is_the_same() -> None:
@@ -366,8 +367,10 @@ def test_a_cache_of_other_rows_is_refused() -> None:
         cache = model(random_tokens(1, 4)).past_key_values
         with pytest.raises(MnemoError, match="1 rows, the input 3: cache.batch_repeat_interleave"):
             model(random_tokens(3, 4), past_key_values=cache)
+    with pytest.raises(MnemoError, match="holds an open segment: continue without labels, in evaluation mode"):
+        model(random_tokens(1, 4), labels=random_tokens(1, 4), past_key_values=cache)
     with pytest.raises(MnemoError, match="holds an open segment"):
-        model(random_tokens(1, 4), past_key_values=cache)
+        model.train()(random_tokens(1, 4), past_key_values=cache)
 
 
 def test_nothing_but_padding_changes_nothing() -> None:
