@@ -476,7 +476,8 @@ def mean_of_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return values.mean()
     valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
-    share = valid.numel() / valid.sum().clamp(min=1).double()  # 1 without padding, and then the mean is the plain one
+    # 1 without padding: the mean is the plain one then.
+    share = valid.numel() / valid.sum().clamp(min=1).to(torch.promote_types(values.dtype, torch.float32))
     return share.to(values.dtype) * (values * valid.view(*valid.shape, *[1] * (values.dim() - 2))).mean()
 
 

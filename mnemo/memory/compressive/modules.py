@@ -249,7 +249,7 @@ class CompressiveStage(Stage):
 def _means_of_valid(values: Tensor, lengths: Tensor) -> Tensor:
     """(B,): means of values (B, L, D) over the first lengths[b] rows."""
     valid = torch.arange(values.shape[1], device=values.device) < lengths[:, None]
-    share = values.shape[1] / lengths.clamp(min=1).double()
+    share = values.shape[1] / lengths.clamp(min=1).to(torch.promote_types(values.dtype, torch.float32))
     return share.to(values.dtype) * (values * valid[..., None]).mean((1, 2))
 
 
