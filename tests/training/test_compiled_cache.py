@@ -51,5 +51,5 @@ def test_no_operation_of_a_compiled_layer_keeps_it_out_of_the_cache(
     tokens = torch.zeros(2, 4, dtype=torch.int64, device=device)
     # The interpreter multiplies no bf16.
     with using("fused"), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        nll, _, _ = loss(model, Batch(tokens, tokens), model.init(2))
+        nll, *_ = loss(model, Batch(tokens, tokens), model.init(2))
     assert nll is not None and refused == []
