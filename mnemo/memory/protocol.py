@@ -481,6 +481,11 @@ def mean_of_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
     return share.to(values.dtype) * (values * valid.view(*valid.shape, *[1] * (values.dim() - 2))).mean()
 
 
+def narrowed(rows: Tensor, weight: Tensor) -> Tensor:
+    """Rows in the type of `weight` if that is narrower: half-precision weights take no rows of a wider memory."""
+    return rows.to(weight.dtype) if torch.promote_types(rows.dtype, weight.dtype) == rows.dtype else rows
+
+
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off, if the device has it."""
     return torch.autocast(device.type, enabled=False) if device.type in AUTOCAST_DEVICES else nullcontext()

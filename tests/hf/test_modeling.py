@@ -109,6 +109,23 @@ def test_every_way_of_reading_gives_the_same_logits(name: str) -> None:
             assert_close(model(ids, use_cache=False).logits, expected)
 
 
+@pytest.mark.parametrize(
+    "name", ["compressive", "compressive-dilated-long-range", "infinite-sticky", "lstm-below-xl", "qrnn-kernels"]
+)
+def test_weights_in_half_precision_read_memories_in_single_precision(name: str) -> None:
+    model, ids = hf_model(dtype=torch.float32, **MECHANISMS[name]), random_tokens(2, 23)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, use_cache=False).logits
+        model.to(torch.bfloat16)
+        for use_cache in (False, True):
+            logits = model(ids, attention_mask=mask, use_cache=use_cache).logits
+            assert logits.dtype == torch.bfloat16
+            assert (logits.float() - expected).norm() < 2e-2 * expected.norm()
+    model.train()(ids, labels=ids).loss.backward()
+
+
 def test_generation_without_a_cache_is_the_same() -> None:
     model, ids = hf_model(), random_tokens(2, 6)
     assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))

@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.memory.compressive import Compressive
-from mnemo.memory.protocol import Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, widened
+from mnemo.memory.protocol import (
+    Extent,
+    Layer,
+    Segment,
+    Stage,
+    fit_slots,
+    keep_newest,
+    narrowed,
+    projection_work,
+    widened,
+)
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import select
 from mnemo.memory.waiting_rows import leaving, take_rows
@@ -70,7 +80,7 @@ class _Compress(nn.Module):
             out = blocks.mean(-1)
         else:
             for number, convolution in enumerate(self.convolutions):
-                blocks = convolution(F.relu(blocks) if number else blocks)
+                blocks = convolution(narrowed(F.relu(blocks) if number else blocks, convolution.weight))  # type: ignore[arg-type]
             out = blocks.squeeze(-1)
         return out.view(batch, length // self.config.ratio, dim)
 

@@ -25,6 +25,7 @@ from mnemo.memory.protocol import (
     keep_newest,
     matrix_work,
     mean_of_valid,
+    narrowed,
     projection_work,
     widened,
 )
@@ -116,7 +117,8 @@ class LongTerm(nn.Module):
         basis = make_basis(self.config)
         gate = self.gate if self.gate is not None else gate
         if gate is not None:
-            block = block * torch.sigmoid(gate(block.transpose(1, 2))).transpose(1, 2)
+            rows = narrowed(block, gate.weight)  # type: ignore[arg-type]
+            block = block * torch.sigmoid(gate(rows.transpose(1, 2))).transpose(1, 2)
         first, refit, samples = (table.to(block) for table in (basis.first, basis.refit, basis.samples))
         if points is not None:
             samples = density(points[..., None], basis.centres.to(block), basis.widths.to(block))  # (B, S, N)
@@ -126,7 +128,7 @@ class LongTerm(nn.Module):
 
     def attend(self, q: Tensor, coefficients: Tensor) -> SignalAttention:
         """Attention of unscaled queries q (B, H, L, d) to the signal."""
-        basis = make_basis(self.config)
+        basis, coefficients = make_basis(self.config), coefficients.to(q.dtype)
         shape = (*coefficients.shape[:2], self.num_heads, self.head_dim)
         keys = self.key(coefficients).view(shape).transpose(1, 2)  # (B, H, N, d)
         values = self.value(coefficients).view(shape).transpose(1, 2)

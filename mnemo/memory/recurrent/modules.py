@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mnemo.memory.protocol import Extent, Segment, Stage, full_precision, keep_newest, matrix_work, widened
+from mnemo.memory.protocol import (
+    Extent,
+    Segment,
+    Stage,
+    full_precision,
+    keep_newest,
+    matrix_work,
+    narrowed,
+    widened,
+)
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import select, tree_map
 
@@ -42,11 +51,12 @@ class LSTMCells(nn.Module):
 
     def forward(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         """Rows (B, L, W) of all inputs (B, L, D), and the state after the first lengths[b] of them."""
-        x = x.to(state.cell.dtype)
+        weight, dtype = next(self.lstm.parameters()), state.cell.dtype
+        x, state = narrowed(x.to(dtype), weight), LSTMState(*(narrowed(leaf, weight) for leaf in state))
         with full_precision(x.device):  # with bf16 autocast, PyTorch would run its recurrent kernels in fp16
             rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
             after = LSTMState(hidden[0], cell[0]) if lengths is None else self._state_after(x, state, lengths)
-        return rows, after
+        return rows, LSTMState(*(leaf.to(dtype) for leaf in after))
 
     @torch.no_grad()
     def _state_after(self, x: Tensor, state: LSTMState, lengths: Tensor) -> LSTMState:
@@ -73,14 +83,16 @@ class QRNNCells(nn.Module):
         num_new, before = x.shape[1], self.kernel - 1
         inputs = torch.cat([state.inputs, x], 1)
         seen = torch.cat([inputs[:, i : i + num_new] for i in range(self.kernel)], -1)  # (B, L, k * D)
-        new, forget, output = self.gates(seen).to(state.cell.dtype).chunk(3, -1)
+        # The type of the bias is that of the model, also where weights are rounded for generating on a CPU.
+        gates = self.gates(narrowed(seen, self.gates.bias))
+        new, forget, output = gates.to(state.cell.dtype).chunk(3, -1)
         write = self._zone(1 - forget.sigmoid())
         cells = pool(1 - write, write * new.tanh(), state.cell)  # (B, 1 + L, W)
         after = QRNNState(
             keep_newest(cells, 1, lengths, num_new, 1).squeeze(1),
             keep_newest(inputs, before, lengths, num_new, 1),
         )
-        return output.sigmoid() * cells[:, 1:], after
+        return narrowed(output.sigmoid() * cells[:, 1:], self.gates.bias), after
 
     def _zone(self, write: Tensor) -> Tensor:
         """Reduce writing, so that cells keep their value: at random in training, by the mean in evaluation."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Scope
+from mnemo.memory.protocol import Scope, narrowed
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, dropping_operations, row_operations
 from mnemo.ops import gates_inside, relative_attention, relative_attention_reference
@@ -236,6 +236,8 @@ class TransformerLayer(nn.Module):
         normed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
+            # Rows may be those of a memory.
+            rows = narrowed(rows, self.norm_attention.weight)
             return self.attention.keys_values(self._inner(rows, normed), rotary)
         if not self.pre:
             return self.attention.keys_values_after(memory, rows, rotary=rotary)
@@ -325,7 +327,7 @@ class TransformerLayer(nn.Module):
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
         with gradients for x and `rows`, and none for weights."""
-        attention = self.attention
+        attention, rows = self.attention, narrowed(rows, self.norm_attention.weight)
 
         def inner(part: Tensor) -> Tensor:
             return with_constant_weights(self.norm_attention, part) if self.pre else part
