@@ -281,4 +281,11 @@ DECLARED: tuple[Declared, ...] = (
         after="89ec50c0",
         why="another share of the GPU's peak is expected, and the number of segments in a step is a new field",
     ),
+    Declared(
+        case="xl-modern",
+        file="*",
+        field="*",
+        after="60c0ca7",
+        why="penalties of activations are means over valid rows: padding behind documents counted before",
+    ),
 )
