@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.real_models import TINY_LLAMA, llama_with_filled_memory, tiny_llama, tiny_tokenizer
+from helpers.tiny_tuning import tiny_tuning as options
 
 from mnemo import MnemoError
 from mnemo.cli import main
@@ -34,28 +35,6 @@ from mnemo.recipes.tuning import Stage, Tuning, usual_stages
 
 transformers = pytest.importorskip("transformers")
 IGNORED = -100
-
-
-def options(**changes: Any) -> Tuning:
-    small: dict[str, Any] = dict(
-        model=str(TINY_LLAMA),
-        memory="tokens",
-        book_steps=0.0,
-        segment=64,
-        stages=("1x96", "2"),
-        tokens=4,
-        batch=8,
-        micro_batch=4,
-        rate=1e-3,
-        warmup=2,
-        steps=4,
-        check_every=2,
-        check_samples=4,
-        test=("1x96", "2"),
-        test_samples=4,
-        device="cpu",
-    )
-    return Tuning(**(small | changes))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.real_models import TINY_LLAMA, tiny_llama
+from helpers.tiny_tuning import tiny_tuning
 
 from mnemo import MnemoError
 from mnemo.cli import main
@@ -20,23 +21,8 @@ from mnemo.recipes.tuning import Tuning
 
 
 def options(out: Path, **changes: Any) -> Tuning:
-    small: dict[str, Any] = dict(
-        model=str(TINY_LLAMA),
-        memory="tokens",
-        book_steps=0.0,
-        segment=64,
-        stages=("1x96", "2"),
-        promote=0.0,
-        tokens=4,
-        batch=2,
-        micro_batch=2,
-        steps=2,
-        check_every=2,
-        check_samples=2,
-        test=("2:2",),
-        device="cpu",
-    )
-    return Tuning(out=out, **(small | changes))
+    small: dict[str, Any] = dict(promote=0.0, batch=2, micro_batch=2, steps=2, check_samples=2, test=("2:2",))
+    return tiny_tuning(out=out, **(small | changes))
 
 
 @pytest.fixture(autouse=True, scope="module")
