@@ -36,7 +36,8 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimi
     ]
     lr, decay = config.lr, config.weight_decay
     if config.kind == "sgd":
-        optimizer = torch.optim.SGD(groups, lr, momentum=config.momentum, weight_decay=decay, fused=True)
+        divided = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())  # FSDP has no fused SGD
+        optimizer = torch.optim.SGD(groups, lr, momentum=config.momentum, weight_decay=decay, fused=not divided)
         add_momentum_buffers(optimizer)
         return optimizer
     kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam

@@ -53,6 +53,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "segment": 2,
         "optimizer": OptimizerConfig(lr=0.05),
     },
+    "sgd": {"optimizer": OptimizerConfig(kind="sgd", lr=0.1, momentum=0.9)},
     "documents-clip": {"data": {"documents": "reset"}, "optimizer": OptimizerConfig(clip=1e-3, kind="adamw")},
 }
 CASES = {name: of(**options) for name, options in {**MEMORIES, **OTHERS, **AGAIN}.items()}
@@ -89,14 +90,14 @@ def test_losses_equal_those_of_one_process(
 
 
 def test_losses_of_two_processes_equal_those_of_one(alone: Callable[[str], list[float]], tmp_path: Path) -> None:
-    names = ["adaptive", "infinite", "look-ahead-unused", "tokens", "documents-clip"]
+    names = ["adaptive", "infinite", "look-ahead-unused", "tokens", "documents-clip", "sgd"]
     check_losses(2, "ddp", names, alone, tmp_path)
 
 
 def test_losses_with_weights_divided_equal_those_of_one_process(
     alone: Callable[[str], list[float]], tmp_path: Path
 ) -> None:
-    check_losses(2, "fsdp", ["associative", "average", "compressive", "tokens-sliding-again"], alone, tmp_path)
+    check_losses(2, "fsdp", ["associative", "average", "compressive", "tokens-sliding-again", "sgd"], alone, tmp_path)
 
 
 def check_losses(size: int, kind: Any, names: list[str], alone: Callable[[str], list[float]], tmp_path: Path) -> None:
