@@ -35,6 +35,13 @@ IMPORT = "--import"
 IMPORT_HELP = "--import FILE, with every verb: a Python file that defines a memory of your own (docs/adding-memory.md)."
 
 
+def import_options() -> list[str]:
+    """The options that import again what this command has imported."""
+    from mnemo.memory.own import imported_files
+
+    return [word for file in imported_files() for word in (IMPORT, file)]
+
+
 def import_files(argv: Sequence[str]) -> list[str]:
     """Execute the files of --import, which define memories, and return the other arguments."""
     rest, words = [], iter(argv)

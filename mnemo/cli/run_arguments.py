@@ -113,7 +113,13 @@ def refuse_swapped(verb: str, args: TextArgs) -> None:
 def require_memory_file(path: Path | None) -> None:
     """Raise an error if a path was given that is not a file of tensors, as memory files are."""
     require_existing(path)
-    if path is not None and not _has_tensors(path):
+    if path is None:
+        return
+    begin = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(9)
+    if begin[8:] != b"{":  # the length of the header in 8 bytes, then the header as JSON
         raise MnemoError(f"{path} is not a memory file; make one with: mnemo read RUN TEXT --save FILE.memory")
 
 
@@ -123,16 +129,11 @@ def require_memory_target(path: Path | None) -> None:
         return
     if not path.absolute().parent.is_dir():
         raise MnemoError(f"{path.absolute().parent} is not a folder")
-    if path.exists() and not _has_tensors(path):
-        raise MnemoError(f"{path} exists and is not a memory file: choose another path with --save")
+    if path.exists():
+        from mnemo.storage.memory_file import is_memory_file
 
-
-def _has_tensors(path: Path) -> bool:
-    begin = b""
-    if path.is_file():
-        with path.open("rb") as file:
-            begin = file.read(9)
-    return begin[8:] == b"{"  # the length of the header in 8 bytes, then the header as JSON
+        if not is_memory_file(path):
+            raise MnemoError(f"{path} exists and is not a memory file: choose another path with --save")
 
 
 def require_existing(path: Path | None) -> None:

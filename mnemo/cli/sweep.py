@@ -30,10 +30,10 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli import overrides
+from mnemo.cli.arguments import import_options
 from mnemo.cli.run_arguments import require_corpus
 from mnemo.cli.train_start import find_start, take_given
 from mnemo.errors import MnemoError
-from mnemo.memory.own import import_options
 from mnemo.recipes.memories import memory_name
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RUN_NAME, RUNS

@@ -54,14 +54,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
-from mnemo.cli.arguments import refuse_unknown
+from mnemo.cli.arguments import import_options, refuse_unknown
 from mnemo.cli.console import print_json
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL, format_loss, require_corpus
 from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.memory.own import import_options
 from mnemo.recipes.presets import format_presets
 from mnemo.recipes.recipe import Recipe
 from mnemo.start import starting

@@ -80,11 +80,6 @@ def imported_files() -> list[str]:
     return list(dict.fromkeys(origin.name for origin in _origins.values() if origin.kind == "file"))
 
 
-def import_options() -> list[str]:
-    """The options of the command line that import these files again."""
-    return [word for file in imported_files() for word in ("--import", file)]
-
-
 def origins(used: plan.Plan) -> list[dict[str, str]]:
     """What a run with this plan has to import: name of the class, and its file, package or module."""
     classes = dict.fromkeys((type(used.long), type(used.short)))

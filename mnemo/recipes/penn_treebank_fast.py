@@ -121,7 +121,7 @@ def ptb_fast_context_with(steps: int) -> Recipe:
 
 @PRESETS.add("ptb-fast-context")
 def ptb_fast_context() -> Recipe:
-    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, context encoded again: 14 H200 minutes.
+    """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, context encoded again: 14 minutes.
 
     The preset closest to the authors' recipe: their dropout, their 70 words after 70 that are encoded again with
     gradient, their evaluation. 20 rows instead of 10 give as many epochs (181) in half the updates, with a rate higher

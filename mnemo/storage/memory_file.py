@@ -58,6 +58,14 @@ class Layout:
             raise ValueError("a size is out of range")
 
 
+def is_memory_file(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (OSError, SafetensorError):
+        return False
+
+
 class LoadedMemory(NamedTuple):
     memory: Any
     """A `TextState`, a `DecodeState` or a plain state, as it was saved."""

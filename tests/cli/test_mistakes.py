@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.tiny_runs import sample_text, tiny_run
+from safetensors.torch import save_file
 
 from mnemo import cli
 from mnemo.cli import VERBS
@@ -41,7 +43,7 @@ MISTAKES = {
     "train tiny-bytes --train.steps": "--train.steps needs a whole number after it",
     "train tiny-bytes --train.optimizer.lr abc": "--train.optimizer.lr needs a number, not 'abc'",
     "train tiny-bytes --train.optimizer.lr nan": "train.optimizer.lr: nan is not finite",
-    "train tiny-bytes --train.optimizer.clip inf": "train.optimizer.clip",
+    "train tiny-bytes --train.optimizer.clip inf": "train.optimizer.clip: expected a number or none, found inf",
     "train tiny-bytes --train.optimizer.clip abc": "--train.optimizer.clip needs a number or None, not 'abc'",
     "train tiny-bytes --train.optimizer.betas a b": "--train.optimizer.betas needs numbers, not 'a b'",
     "train tiny-bytes --test.memory long": "--test.memory needs a whole number or None, not 'long'",
@@ -90,6 +92,7 @@ MISTAKES = {
     "generate done --memory book.txt": "not a memory file; make one with: mnemo read",
     "generate done --memory empty": "not a memory file; make one with: mnemo read",
     "read done book.txt --save book.txt": "book.txt exists and is not a memory file: choose another path with --save",
+    "read done book.txt --save other.safetensors": "other.safetensors exists and is not a memory file",
     "read done book.txt --save empty": "empty exists and is not a memory file",
     "read done book.txt --save nowhere/x": "nowhere is not a folder",
     "read done empty": "empty is not a file but a folder: name a single text; mnemo train takes folders",
@@ -152,6 +155,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "broken" / "checkpoints").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "dangling.txt").symlink_to("gone.txt")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     (tmp_path / "book.txt").write_text(sample_text(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -137,9 +137,11 @@ def test_an_unbounded_memory_is_not_resumed_as_a_bounded_one(tmp_path: Path) -> 
         require_same(bounded, describe(bounded, tiny_llama()))
 
 
-def test_folders_of_earlier_versions_are_resumed(trained: Tuning) -> None:
-    (trained.out / "tuning.json").unlink()
-    assert tune(trained, say=silent).results
+def test_folders_of_earlier_versions_are_resumed(trained: Tuning, tmp_path: Path) -> None:
+    older = dataclasses.replace(trained, out=tmp_path / "older")
+    shutil.copytree(trained.out, older.out)
+    (older.out / "tuning.json").unlink()
+    assert tune(older, say=silent).results
 
 
 def damage(path: Path) -> None:
